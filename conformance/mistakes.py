@@ -30,12 +30,12 @@ def without_last(mask):
     return mask.bool() & torch.nn.functional.pad(mask.bool()[:, 1:], (0, 1))
 
 
-def without_first(mask):
-    return mask.bool() & torch.nn.functional.pad(mask.bool()[:, :-1], (1, 0))
-
-
 def shifted(mask):
     return torch.nn.functional.pad(mask.bool()[:, :-1], (1, 0))
+
+
+def without_first(mask):
+    return mask.bool() & shifted(mask)
 
 
 WEIGHTS = {
@@ -223,9 +223,10 @@ def root_of(ddof):
     return advantages
 
 
-def root(ddof):
+def one_choice(words, function):
+    """The version of a function with an eps that is a choice. {} in words stands for the eps."""
     def versions(eps):
-        yield choice(f"the root of the {STD[ddof]} variance {plus(eps)}", root_of(ddof)(eps))
+        yield choice(words.format(plus(eps)), function(eps))
 
     return versions
 
@@ -236,10 +237,6 @@ def whole_batch(eps, ddof=1):
 
 def over_mean(eps):
     return lambda r, **o: (r - r.mean(1, keepdim=True)) / (r.mean(1, keepdim=True) + eps)
-
-
-def maxrl_versions(eps):
-    yield choice(f"divided by the mean of the group, as in MaxRL, {plus(eps)}", over_mean(eps))
 
 
 def plus(eps):
@@ -291,17 +288,13 @@ ADVANTAGES = [
 ]
 
 
-def decoupled(eps, ddof=1):
+def decoupled(eps):
     def function(rewards, *, weights=None):
         weights = [1.0] * len(rewards) if weights is None else weights
-        total = sum(w * std_of(ddof)(eps)(r) for w, r in zip(weights, rewards))
-        return (total - total.mean()) / (total.std(correction=ddof) + eps)
+        total = sum(w * grpo.group_advantages(r, eps=eps) for w, r in zip(weights, rewards))
+        return (total - total.mean()) / (total.std() + eps)
 
     return function
-
-
-def decoupled_versions(eps):
-    yield choice(f"the unbiased std {plus(eps)}", decoupled(eps))
 
 
 def decoupled_whitened(eps):
@@ -310,11 +303,6 @@ def decoupled_whitened(eps):
         return (total - total.mean()) / (total.var() + 1e-8).sqrt()
 
     return function
-
-
-def whitened_versions(eps):
-    words = f"the unbiased std {plus(eps)}; over the batch, the root of the variance plus 1e-08"
-    yield choice(words, decoupled_whitened(eps))
 
 
 def gather(x, tokens):
@@ -341,15 +329,35 @@ def max_value(change=torch.maximum, half=0.5, clipped=True, weigh="tokens"):
     return function
 
 
+def surrogate(bound):
+    def function(ratio, advantages, *, clip_low=0.2, clip_high=None):
+        same = advantages.dim() == ratio.dim()
+        a = advantages if same else advantages.unsqueeze(-1)
+        return bound(ratio, a, clip_low, clip_low if clip_high is None else clip_high)
+
+    return function
+
+
+def over_kept(rewards, kept, **options):
+    advantages = grpo.group_advantages(rewards.gather(1, kept), **options)
+    return torch.zeros_like(rewards).scatter(1, kept, advantages)
+
+
 VALUE_CHOICES = [("without the ½;", ("half", 1.0)), ("not clipped;", ("clipped", False)),
                  ("a mean over each completion first;", ("weigh", "mean"))]
+ROOTS = [
+    ("the root of the unbiased variance {}", root_of(1)),
+    ("the root of the population variance {}", root_of(0)),
+    ("divided by the mean of the group, as in MaxRL, {}", over_mean),
+]
 # {name: [(versions with an eps, the function with an eps)]}
 FITTED = {
     "group_advantages": [*((of_a_group(ddof), std_of(ddof)) for ddof in (1, 0)),
-                         *((root(ddof), root_of(ddof)) for ddof in (1, 0)),
-                         (maxrl_versions, over_mean)],
-    "decoupled_advantages": [(decoupled_versions, decoupled),
-                             (whitened_versions, decoupled_whitened)],
+                         *((one_choice(words, function), function) for words, function in ROOTS)],
+    "decoupled_advantages": [
+        (one_choice("the unbiased std {}", decoupled), decoupled),
+        (one_choice("the unbiased std {}; over the batch, the root of the variance plus 1e-08",
+                    decoupled_whitened), decoupled_whitened)],
 }
 GRPO = versions(weigh="mean", beta=0.04, named=False)
 GSPO = versions(weigh="mean", ratio=sequence_ratio, ratios=SEQUENCE, low=3e-4, high=4e-4)
@@ -370,10 +378,8 @@ VERSIONS = {
         wrong("k1 in place of k3: its expected gradient is 0 [2]", lambda p, q: p - q),
         wrong("the −1 is missing: not 0 if the policies agree", lambda p, q: grpo.kl_k3(p, q) + 1),
         wrong("the sign is turned round", lambda p, q: -grpo.kl_k3(p, q)),
-        choice("k2 in place of k3: its gradient is that of KL(π‖π_ref)",
-               lambda p, q: grpo.kl_k2(p, q)),
         *(choice(words, lambda p, q, f=f: f(p, q, 1.0)) for words, f in KL_CHOICES.items()
-          if "clamped" in words),
+          if "k2" in words or "clamped" in words),
     ],
     "group_advantages": ADVANTAGES,
     "decoupled_advantages": [
@@ -383,14 +389,10 @@ VERSIONS = {
                gdpo.decoupled_advantages(r, weights=weights, normalize_batch=False)),
     ],
     "clipped_surrogate": [
-        *(wrong(words, lambda r, a, *, clip_low=0.2, clip_high=None, f=f: f(
-            r, a if a.dim() == r.dim() else a.unsqueeze(-1), clip_low,
-            clip_low if clip_high is None else clip_high)) for words, f in BOUND.items()),
+        *(wrong(words, surrogate(bound)) for words, bound in BOUND.items()),
         wrong("a loss in place of the objective: the sign is turned round",
               lambda r, a, **o: -grpo.clipped_surrogate(r, a, **o)),
-        choice(DUAL, lambda r, a, *, clip_low=0.2, clip_high=None: dual(
-            r, a if a.dim() == r.dim() else a.unsqueeze(-1), clip_low,
-            clip_low if clip_high is None else clip_high)),
+        choice(DUAL, surrogate(dual)),
     ],
     "sequence_mean_weights": [
         wrong("divided by the padded length, not by |o| [3]",
@@ -474,10 +476,9 @@ VERSIONS = {
              lambda n, *, max_length, cache: ((max_length - cache - n) / cache).clamp(max=0)),
     ],
     "retained_advantages": [
-        choice("the unbiased std", lambda r, kept, **o: torch.zeros_like(r).scatter(
-            1, kept, grpo.group_advantages(r.gather(1, kept), **o))),
-        choice("no division by the std", lambda r, kept, **o: torch.zeros_like(r).scatter(
-            1, kept, grpo.group_advantages(r.gather(1, kept), divide_by_std=False))),
+        choice("the unbiased std", over_kept),
+        choice("no division by the std",
+               lambda r, kept, **o: over_kept(r, kept, divide_by_std=False)),
     ],
     "truncated_importance_weights": [
         wrong("upside down: π_sampler / π_old",

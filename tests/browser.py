@@ -5,7 +5,6 @@
         page.run("document.title")
 """
 
-import fcntl
 import itertools
 import json
 import os
@@ -37,14 +36,11 @@ class Browser:
         replies, written = os.pipe()
         self.replies = os.fdopen(replies, "rb")
 
-        def pipes():  # in the new process: above 10, then down to 3 and 4
-            above = [fcntl.fcntl(pipe, fcntl.F_DUPFD, 10) for pipe in (orders, written)]
-            for pipe, place in zip(above, (3, 4)):
-                os.dup2(pipe, place)
-
+        pipes = f'exec "$@" 10<&{orders} 11>&{written} 3<&10 4>&11'
+        chromium = [CHROMIUM, f"--user-data-dir={self.folder.name}", *FLAGS]
         self.process = subprocess.Popen(
-            [CHROMIUM, f"--user-data-dir={self.folder.name}", *FLAGS],
-            preexec_fn=pipes, pass_fds=(3, 4), stderr=subprocess.DEVNULL)
+            ["bash", "-c", pipes, "bash", *chromium], pass_fds=(orders, written),
+            stderr=subprocess.DEVNULL)
         os.close(orders)
         os.close(written)
         self.numbers = itertools.count(1)

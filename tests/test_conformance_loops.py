@@ -72,8 +72,9 @@ class Language(torch.nn.Module):
         return self.policy.head
 
 
-def of_nano(policy, questions, sampler, reward, *, module=nano, P=0.5):
+def of_nano(policy, questions, sampler, reward, *, module=None, P=0.5):
     """nano.step on the probe."""
+    module = module or planted()
     module.G, module.P, module.ROWS = sampler.group_size, P, 4
     model = Language(policy, sampler)
     task = SimpleNamespace(system_prompt="", examples=[], max_new_tokens=sampler.longest)
@@ -83,21 +84,16 @@ def of_nano(policy, questions, sampler, reward, *, module=nano, P=0.5):
         lambda texts, answer: [*map(reward, answer, texts)], asked)
 
 
-@pytest.fixture(autouse=True)
-def numbers_of_nano(monkeypatch):
-    for name in ("G", "P", "ROWS"):
-        monkeypatch.setattr(nano, name, getattr(nano, name))
-
-
 def of_train(policy, questions, sampler, reward, **options):
     """train.py's train_step on the probe."""
     model = Language(policy, sampler)
 
     def sample(prompts, group_size, sampling, *_):
-        drawn = sampler([p for p in prompts for _ in range(group_size)], sampling.temperature)
-        lengths = torch.tensor([*map(len, drawn)])
-        tokens = torch.nn.utils.rnn.pad_sequence([*map(torch.tensor, drawn)], batch_first=True)
-        mask = mask_of(lengths.tolist())
+        asked = [prompt for prompt in prompts for _ in range(group_size)]
+        drawn = [*map(torch.tensor, sampler(asked, sampling.temperature))]
+        tokens = torch.nn.utils.rnn.pad_sequence(drawn, batch_first=True)
+        mask = mask_of([*map(len, drawn)])
+        lengths = mask.sum(1)
         return Completions(tokens, lengths, lengths < 0, torch.zeros(tokens.shape), mask)
 
     scorer = partial(Policy, shares_prompts=False, temperature=sampler.temperature)
@@ -115,63 +111,58 @@ def of_train(policy, questions, sampler, reward, **options):
         Limits(micro_batch_tokens=24), asked, random.Random(0))
 
 
-def planted(*changes):
-    """nano.py with other lines: a module."""
-    text = Path(nano.__file__).read_text(encoding="utf-8")
+def changed(text, changes):
+    """A text with other lines: each change is (the old words, the new ones)."""
     for old, new in changes:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
+    return text
+
+
+def planted(*changes):
+    """nano.py with other lines: a module."""
     module = types.ModuleType("planted")
-    exec(text, vars(module))
+    exec(changed(Path(nano.__file__).read_text(encoding="utf-8"), changes), vars(module))
     return module
 
 
 GOLD = 'gold = [question["answer"] for question in questions for _ in range(G)]'
 WEIGHTS = "w = sequence_mean_weights(m, num_sequences=kept)"
-FAULTS = {
-    "temperature": (("temperature=1.0, top_k", "temperature=0.7, top_k"),),
-    "EOS": (("is_eos.cumsum(1) - is_eos.long() == 0", "is_eos.cumsum(1) == 0"),),
-    "EOS counted": ((WEIGHTS, "w = torch.cat([m[:, 1:], m[:, :1] & False], 1) "
-                     "/ m.sum(1, keepdim=True) / kept"),),
-    "padding": (("is_eos.cumsum(1) - is_eos.long() == 0", "is_eos.cumsum(1) >= 0"),),
-    "prompt": (("    if nonzero:", "    m, T = seen[:, 1:].bool(), whole.shape[1] - 1\n"
-                "    if nonzero:"),),
-    "averaged": (("weights=w[i])", "weights=None)\n"
-                  "                loss = loss / len(micro_batches)"),),
-    "added": (("weights=w[i])", "weights=None)"),),
-    "padded": ((WEIGHTS, "w = m / (kept * T)"),),
-    "rows": (
+IS_TOKEN = "is_eos.cumsum(1) - is_eos.long() == 0"
+ROWS = "✗ rows of a group are not one question: "
+FAULTS = {  # what is said of nano.py with these changes
+    "✗ sampled at one temperature, scored at 1 [5]": [
+        ("temperature=1.0, top_k", "temperature=0.7, top_k")],
+    "✗ the last token, the EOS, is not trained on [4]": [(IS_TOKEN, "is_eos.cumsum(1) == 0")],
+    "✗ the last token, the EOS, is not trained on, but |o| counts it [4]": [
+        (WEIGHTS, "w = torch.cat([m[:, 1:], m[:, :1] & False], 1) "
+                  "/ m.sum(1, keepdim=True) / kept")],
+    "✗ padding is trained on": [(IS_TOKEN, "is_eos.cumsum(1) >= 0")],
+    "✗ the tokens of the prompt are trained on": [
+        ("    if nonzero:", "    m, T = seen[:, 1:].bool(), whole.shape[1] - 1\n"
+                            "    if nonzero:")],
+    "✗ a mean of means over micro-batches [3]": [
+        ("weights=w[i])", "weights=None)\n"
+                          "                loss = loss / len(micro_batches)")],
+    "✗ the means of micro-batches are added up [3]": [("weights=w[i])", "weights=None)")],
+    "✗ divided by the padded length, not by |o| [3]": [(WEIGHTS, "w = m / (kept * T)")],
+    f"{ROWS}G consecutive rows are compared": [
         ("        texts += [text] * G", "        texts.append(text)\n    texts = texts * G"),
-        (GOLD, 'gold = [question["answer"] for _ in range(G) for question in questions]')),
-    "another question": (
+        (GOLD, 'gold = [question["answer"] for _ in range(G) for question in questions]')],
+    f"{ROWS}G = 4 completions of each are": [
         ("texts += [text] * G", "texts += [text, *(texts or [text])[:1] * (G - 1)]"),
         (GOLD, 'gold = [questions[q if i == 0 else 0]["answer"] for q in range(3) '
-               'for i in range(G)]')),
-    "scored": (("        texts += [text] * G", "        texts.append(text)\n    texts *= G"),),
-    "after pruning": (("A, m, T = advantages.flatten()[rows]", "A, m, T = group_advantages("
-                       "scores.flatten()[rows].view(len(questions), -1)).flatten()"),),
-    "updated": (("if update == 0:", "if True:"),),
-    "no signal": (("if nonzero:", "if True:"),),
-    "two": (("temperature=1.0, top_k", "temperature=0.7, top_k"), ("if update == 0:", "if True:")),
-    "twice": (("loss.backward()", "(2 * loss).backward()"),),
-}
-SAID = {
-    "temperature": "✗ sampled at one temperature, scored at 1 [5]",
-    "EOS": "✗ the last token, the EOS, is not trained on [4]",
-    "EOS counted": "✗ the last token, the EOS, is not trained on, but |o| counts it [4]",
-    "padding": "✗ padding is trained on",
-    "prompt": "✗ the tokens of the prompt are trained on",
-    "averaged": "✗ a mean of means over micro-batches [3]",
-    "added": "✗ the means of micro-batches are added up [3]",
-    "padded": "✗ divided by the padded length, not by |o| [3]",
-    "rows": "✗ rows of a group are not one question: G consecutive rows are compared",
-    "another question": "✗ rows of a group are not one question: G = 4 completions of each are",
-    "scored": "✗ rows of a group are not one question: a completion was scored with another",
-    "after pruning": "✗ the advantages are taken after pruning",
-    "updated": "✗ the old log-probabilities are those of the updated policy",
-    "no signal": "≈ an update with nothing to learn",
-    "two": "✗ sampled at one temperature, scored at 1 [5]; the old log-probabilities are those of",
-    "twice": "≈ the updates are 2, 2 times as large as with the learning rate 0.5",
+               'for i in range(G)]')],
+    f"{ROWS}a completion was scored with another": [
+        ("        texts += [text] * G", "        texts.append(text)\n    texts *= G")],
+    "✗ the advantages are taken after pruning": [
+        ("A, m, T = advantages.flatten()[rows]", "A, m, T = group_advantages("
+         "scores.flatten()[rows].view(len(questions), -1)).flatten()")],
+    "✗ the old log-probabilities are those of the updated policy": [
+        ("if update == 0:", "if True:")],
+    "≈ an update with nothing to learn": [("if nonzero:", "if True:")],
+    "≈ the updates are 2, 2 times as large as with the learning rate 0.5": [
+        ("loss.backward()", "(2 * loss).backward()")],
 }
 
 
@@ -180,10 +171,10 @@ def said(step, beta=BETA):
     return f"{sign} {sentence}"
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_mistake_that_is_planted_in_nano_is_found(fault):
-    module = planted(*FAULTS[fault])
-    assert said(partial(of_nano, module=module)).startswith(SAID[fault])
+@pytest.mark.parametrize("words", FAULTS)
+def test_a_mistake_that_is_planted_in_nano_is_found(words):
+    module = planted(*FAULTS[words])
+    assert said(partial(of_nano, module=module)).startswith(words)
 
 
 # --- a step as many people write it ---
@@ -231,13 +222,9 @@ PACKED = ("pad([*policy(pad(tokens)) / T])",
 
 
 def made(*changes, beta=BETA):
-    text = PLAIN
-    for old, new in changes:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
     pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
     space = {"torch": torch, "pad": pad, "BETA": beta}
-    exec(text, space)
+    exec(changed(PLAIN, changes), space)
     return space["step"]
 
 
@@ -251,12 +238,17 @@ def made(*changes, beta=BETA):
     ("≈ the std of the whole batch, as in Lite PPO; a mean over all tokens, as in DAPO",
      [(STD, " / r.std()"), (MEAN, ".sum() / mask.sum())")]),
     ("≈ the updates are 0.1, 0.2 times", [("(rate * loss)", "((update + 1) / 10 * loss)")]),
-    ("◐ 3 not asked: its micro-batches show no difference; it prunes nothing",
-     [PACKED]),
+    ("◐ 3 not asked: its micro-batches show no difference; it prunes nothing", [PACKED]),
     ("◐ 8 not asked: the kit knows no choice and no mistake",
      [(STD, " * torch.tensor([[0.5], [1.0], [2.0]])")]),
+    ("✗ mean and std of the whole batch", [POOLED]),
+    ("✗ the old log-probabilities are those of the updated policy", [UPDATED]),
+    ("✗ sampled at one temperature, scored at 1 [5]; the last token, the EOS, is not trained on "
+     "[4]; the old log-probabilities are those", [AT_1, WITHOUT_END, UPDATED]),
 ])
-def test_a_right_step_that_is_not_the_papers_is_no_mistake(words, changes):
+def test_a_choice_is_no_mistake_and_three_mistakes_are_named_if_one_is_the_temperature(
+    words, changes
+):
     assert said(made(*changes)).startswith(words)
 
 
@@ -265,18 +257,6 @@ def test_a_right_step_that_is_not_the_papers_is_no_mistake(words, changes):
     ("≈ k3 × ratio in place of k3", "ratio * kl")])
 def test_the_kl_may_be_another_one(words, kl):
     assert said(made(("BETA * kl", f"BETA * {kl}"), beta=4.0), 4.0).startswith(words)
-
-
-@pytest.mark.parametrize("words, changes", [
-    ("mean and std of the whole batch", [POOLED]),
-    ("the old log-probabilities are those of the updated policy", [UPDATED]),
-    ("sampled at one temperature, scored at 1 [5]; the last token, the EOS, is not trained on [4]; "
-     "the old log-probabilities are those", [AT_1, WITHOUT_END, UPDATED]),
-    ("sampled at one temperature, scored at 1 [5]; mean and std of the whole batch, not of each "
-     "question's group [8]; the old log", [AT_1, POOLED, UPDATED]),
-])
-def test_mistakes_at_a_temperature_are_named_also_two_and_the_temperature(words, changes):
-    assert said(made(*changes)).startswith(f"✗ {words}")
 
 
 BY = "sum([sorted(range(4 * q, 4 * q + 4), key=lambda i: {})[:2] for q in range(3)], [])"

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from allocate import balance, questions_per_step, step_time
-from cppo import batch_rows, cppo_loss, keep_count, prune, prune_pooled
+from cppo import batch_rows, keep_count, prune, prune_pooled
 from experiments.library.rules import distinct
 from grpo import group_advantages
 from tests.browser import Browser, needs_chromium
@@ -93,55 +93,62 @@ def test_advantages_and_the_kept_are_those_of_the_functions(computed):
             assert rows == kept_by(s["rule"], A, k).tolist()
 
 
+def questions(rows):
+    return {q for q, *_ in rows}
+
+
 @needs_node
-def test_each_device_gets_other_questions_and_its_time_is_that_of_its_tokens(computed):
+def test_each_device_gets_other_questions(computed):
     for s, view in computed:
         taken = []
         for sampled, pruned, allocated in view["devices"]:
-            own = {q for q, *_ in sampled}
-            assert len(own) == s["B"] and {q for q, *_ in pruned} <= own
-            assert len({q for q, *_ in allocated} | own) <= view["n"]
+            own = questions(sampled)
+            assert len(own) == s["B"] and questions(pruned) <= own
+            all_of_device = questions(allocated) | own
+            assert len(all_of_device) <= view["n"]
             if s["rule"] in ("largest_abs", "random"):
                 assert allocated[: len(pruned)] == pruned
                 assert len(allocated) == view["n"] * view["k"]
-            taken += {q for q, *_ in allocated} | own
+            taken += all_of_device
         assert len(taken) == len(set(taken))
-        lengths = [[tokens for *_, tokens in device[2]] for device in view["devices"]]
+
+
+@needs_node
+def test_the_time_of_a_step_is_that_of_its_tokens(computed):
+    for s, view in computed:
+        lengths = [[tokens for *_, tokens in allocated] for *_, allocated in view["devices"]]
         every = sum(lengths, [])
-        shares = [sum(every[i] for i in share) for share in balance(every, s["devices"])]
-        found = [view["seconds"], view["balanced"]]
-        cost = {"overhead": 2, "seconds_per_token": 0.01}
-        assert found == pytest.approx([step_time(list(map(sum, lengths)), **cost),
-                                       step_time(shares, **cost)])
+        shares = [[every[i] for i in share] for share in balance(every, s["devices"])]
+        for name, each in ("seconds", lengths), ("balanced", shares):
+            right = step_time([sum(own) for own in each], overhead=2, seconds_per_token=0.01)
+            assert view[name] == pytest.approx(right)
         kept, sampled = (sum(len(d[part]) for d in view["devices"]) for part in (1, 0))
         share = s["sampling"]  # Amdahl's law
         assert view["left"] == pytest.approx(share + (1 - share) * kept / sampled)
 
 
 def gradient(s, view, rows):
-    """∇ of minus CPPO's loss on these rows of device 1, by question 1's six logits and by its two
-    logits to stop (for wrong and for right answers)."""
-    B, p = s["B"], min(max(s["pass"], 0.01), 0.99)
-    logits = torch.tensor([p] + 5 * [(1 - p) / 5], dtype=F64).log().repeat(B, 1).requires_grad_()
-    stop = torch.tensor([1 / 6, 1 / 24], dtype=F64).logit().repeat(B, 1).requires_grad_()
+    """∇ of CPPO's objective at the first update on these rows of device 1, by question 1's six
+    logits and by its two logits to stop (for wrong and for right answers)."""
+    p = min(max(s["pass"], 0.01), 0.99)
+    logits = torch.tensor([p] + 5 * [(1 - p) / 5], dtype=F64).log().repeat(s["B"], 1)
+    stop = torch.tensor([1 / 6, 1 / 24], dtype=F64).logit().repeat(s["B"], 1)
+    learned = logits.requires_grad_(), stop.requires_grad_()
     answers, right = values(view, "answer").long(), values(view, "right").long()
-    length = values(view, "length").view(-1, 1)
-    z = stop.gather(1, right).view(-1, 1)
-    answer = logits.log_softmax(1).gather(1, answers).view(-1, 1)
-    if s["lengths"] == "equal":  # one token, and nothing to learn about its end
-        z = torch.full_like(z, 99)
-    # (B·G, T): each token goes on, and the last one stops and is the answer
-    t = torch.arange(1, length.max() + 1)
-    logp = torch.where(t == length, z.sigmoid().log() + answer, (-z).sigmoid().log())
-    A = group_advantages(values(view, "reward")).flatten()
-    mask = (t <= length).to(F64)
-    loss, _ = cppo_loss(logp[rows], logp[rows].detach(), A[rows], mask[rows], beta=0)
-    parts = torch.autograd.grad(-loss, (logits, stop), allow_unused=True, materialize_grads=True)
+    length = values(view, "length")
+    logp = logits.log_softmax(1).gather(1, answers)
+    if s["lengths"] == "different":  # each token goes on, and the last one stops
+        z = stop.gather(1, right)
+        logp = logp + z.sigmoid().log() + (length - 1) * (-z).sigmoid().log()
+    # J = 1/N Σ_i A_i/|o_i| log π(o_i): each ratio is 1
+    J = group_advantages(values(view, "reward")) * logp / length
+    parts = torch.autograd.grad(
+        J.flatten()[rows].mean(), learned, allow_unused=True, materialize_grads=True)
     return torch.cat([part[0] for part in parts])
 
 
 @needs_node
-def test_the_gradients_are_those_of_cppos_loss_and_so_is_the_cosine_at_each_pruning_rate(computed):
+def test_the_gradients_are_those_of_the_objective_and_so_are_the_cosines(computed):
     for s, view in computed[:40]:
         G = s["G"]
         rows = [(q - 1) * G + i for q, i, _ in view["devices"][0][1]]

@@ -1,19 +1,22 @@
 """docs/live: what the page's JavaScript does with rewards is what grpo.py, cppo.py, allocate.py and
-rewards.py do, in 200 random cases each. A step of a lane is a step in PyTorch."""
+rewards.py do, in 200 random cases each. A step of a lane is a step of train.py."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from algorithms import resolve
 from allocate import questions_per_step
-from cppo import batch_rows, keep_count, prune, prune_pooled
-from engine.model.logprobs import completion_mask
+from cppo import keep_count, prune, prune_pooled
+from engine.model.contract import Completions, Sampling
+from engine.model.logprobs import Policy, completion_mask
 from experiments.library import toy_model
-from family.drgrpo import constant_weights
-from grpo import group_advantages, grpo_loss
+from records import Moment
 from rewards import format_reward, toy_accuracy
+from tests.examples import named
 from tests.live import (
     close,
     flat,
@@ -23,7 +26,9 @@ from tests.live import (
     run_js,
     weights_in_base64,
 )
-from tests.training import completion_logprobs
+from tests.training import networks_around
+from train import train_step
+from update import Limits
 
 pytestmark = needs_node
 F64 = torch.float64
@@ -121,84 +126,71 @@ LANES = {
 }
 
 
-def torch_step(model, reference, optimizer, tokenizer, step, settings):
-    """The updates of a step in PyTorch, on the completions that the page sampled. Returns the means
-    over the updates."""
-    prompts, tokens, advantages = [], [], []
-    for group in step["groups"]:
-        for completion in group["completions"]:
-            if completion["kept"]:
-                ids = tokenizer.encode(completion["text"])
-                ended = completion["length"] > len(ids)
-                assert completion["length"] == len(ids) + ended
-                tokens.append(torch.tensor(ids + [1] * ended))
-                prompts.append(tokenizer.encode(group["question"]))
-                advantages.append(completion["advantage"])
-    mask = completion_mask(
-        pad_sequence(tokens, batch_first=True), torch.tensor([len(row) for row in tokens]))
-    tokens, advantages = pad_sequence(tokens, batch_first=True), torch.tensor(advantages)
-    temperature, mu = settings.get("temperature", 1.0), settings.get("mu", 2)
+def algorithm_of(method, steps, *, beta=None, mu=2, epsilon=0.2, **_):
+    """The row of a lane with its settings. A random choice is that of the page."""
+    changed = {"group_size": 8, "beta": beta, "mu": mu, "clip_low": epsilon, "clip_high": epsilon}
+    if method in ("grpo", "drgrpo"):
+        return resolve(method, **changed)
 
-    def logprobs(network):
-        return completion_logprobs(network, prompts, tokens, mask, temperature=temperature)
+    def of_page(rollout, advantages, k):
+        rows = rows_of(steps[rollout.step - 1])
+        return torch.tensor([i for i, row in enumerate(rows) if row["kept"]])
 
-    is_drgrpo = settings["method"] == "drgrpo"
-    beta = settings.get("beta", 0.0 if is_drgrpo else 0.04)
-    weights = constant_weights(mask, max_tokens=48) if is_drgrpo else None
-    old_logp, sums = None, torch.zeros(4)
-    with torch.no_grad():
-        ref_logp = logprobs(reference) if beta else None
-    for _ in range(mu):
-        optimizer.zero_grad()
-        logp = logprobs(model)
-        old_logp = logp.detach() if old_logp is None else old_logp
-        loss, stats = grpo_loss(
-            logp, old_logp, advantages, mask, ref_logp=ref_logp, beta=beta, weights=weights,
-            clip_low=settings.get("epsilon", 0.2))
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        sums += torch.tensor([loss.item(), stats["kl"], stats["clip_fraction"], norm])
-    return sums / mu
+    rule = {"cppo": "largest_abs", "random": of_page}.get(method, method)
+    return resolve("cppo", keep=rule, pruning_rate=0.75, **changed)
+
+
+def rows_of(step):
+    return [row for group in step["groups"] for row in group["completions"]]
+
+
+def sampler_of(step, tokenizer):
+    """A sampler that hands out the completions of a step of the page."""
+    rows = rows_of(step)
+    tokens = []
+    for row in rows:
+        ids = tokenizer.encode(row["text"])
+        end = [tokenizer.eos_token_id] * (row["length"] - len(ids))
+        assert len(end) <= 1 and len(ids + end) == row["length"]
+        tokens.append(torch.tensor(ids + end))
+    padded, lengths = pad_sequence(tokens, batch_first=True), torch.tensor([*map(len, tokens)])
+    mask = completion_mask(padded, lengths)
+    sampled = Completions(padded, lengths, lengths < 0, torch.zeros(padded.shape), mask)
+    return SimpleNamespace(sample=lambda *_: sampled, refresh=lambda weights: None,
+                           free_memory=lambda: None, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("method", LANES)
-def test_two_steps_of_a_lane_are_two_steps_in_torch(method):
-    settings = LANES[method] | {"method": method, "seed": 3}
-    steps, weights = run_js(
-        JS_STEPS, base64=weights_in_base64(), method=method, settings=settings)
+def test_two_steps_of_a_lane_are_two_steps_of_training(method):
+    settings = LANES[method]
+    steps, weights = run_js(JS_STEPS, base64=weights_in_base64(), method=method,
+                            settings=settings | {"method": method, "seed": 3})
     model, tokenizer = model_of_page()
-    model, reference = model.float(), model_of_page()[0].float()
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=settings["lr"], weight_decay=0.0)
+    temperature = settings.get("temperature", 1.0)
+    algorithm = algorithm_of(method, steps, **settings)
+    networks = networks_around(
+        Policy(model.float(), temperature=temperature), tokenizer, lr=settings["lr"],
+        beta=algorithm.beta)
     for number, step in enumerate(steps, 1):
+        networks.sampler = sampler_of(step, tokenizer)
+        asked = [{"prompt": tokenizer.encode(group["question"]), "answer": group["answer"]}
+                 for group in step["groups"]]
+        ours = train_step(
+            networks, algorithm, named(toy_accuracy), Sampling(48, temperature), Limits(), asked,
+            random.Random(0), Moment(number))
+        rows, metrics = rows_of(step), ours.metrics
+        assert [row["reward"] for row in rows] == ours.rollout.total.flatten().tolist()
+        close([row["advantage"] for row in rows], ours.advantages.flatten(), 1e-6)
+        assert [i for i, row in enumerate(rows) if row["kept"]] == ours.rows.tolist()
         assert step["step"] == number and step["completions"] == 16 * number
-        check_the_rows(step, method)
-        means = torch_step(model, reference, optimizer, tokenizer, step, settings)
+        assert step["accuracy"] == step["reward"] == metrics["reward"]
+        assert step["updates"] == algorithm.mu
         here = [step[name] for name in ("loss", "kl", "clip_fraction", "gradient_norm")]
-        assert here == pytest.approx(means.tolist(), rel=1e-3, abs=2e-5)
-        assert step["updates"] == settings.get("mu", 2)
-    moved = flat(dict(model.named_parameters())).double() - flat(rounded_weights()).double()
-    off = torch.tensor(weights, dtype=F64) - flat(dict(model.named_parameters())).double()
-    assert off.norm() < 0.01 * moved.norm()
-
-
-def check_the_rows(step, method):
-    """Rewards, advantages and what is kept, by the project's functions."""
-    rows = [row for group in step["groups"] for row in group["completions"]]
-    answers = [group["answer"] for group in step["groups"] for _ in group["completions"]]
-    rewards = toy_accuracy([row["text"] for row in rows], answers)
-    assert [row["reward"] for row in rows] == rewards
-    assert step["accuracy"] == step["reward"] == sum(rewards) / 16
-    rewards = torch.tensor(rewards, dtype=F64).view(2, 8)
-    A = group_advantages(rewards, divide_by_std=method != "drgrpo")
-    close([row["advantage"] for row in rows], A.flatten())
-    kept = [i for i, row in enumerate(rows) if row["kept"]]
-    if method == "random":
-        assert [i // 8 for i in kept] == [0, 0, 1, 1]
-    else:
-        ours = {"cppo": batch_rows(prune(A, 2), 8), "pooled": prune_pooled(A, 4)}
-        assert kept == ours.get(method, torch.arange(16)).tolist()
+        there = [metrics[name] or 0 for name in ("loss", "kl", "clip_fraction", "grad_norm")]
+        assert here == pytest.approx(there, rel=1e-3, abs=2e-5)
+    trained = flat(dict(model.named_parameters())).double()
+    moved = trained - flat(rounded_weights()).double()
+    assert (torch.tensor(weights, dtype=F64) - trained).norm() < 0.01 * moved.norm()
 
 
 def test_a_run_repeats_without_signal_nothing_moves_and_a_wrong_reward_is_one_sentence():
@@ -237,18 +229,14 @@ def test_settings_are_checked():
         {"pruning_rate": None}, {"questions_per_step": 0}, {"lr": -1}, {"beta": "0"}, {"mu": 0},
         {"epsilon": 0}, {"temperature": 0}, {"seed": -1}, {"questions_per_step": 64},
     ]
-    good, sentences, thrown = run_js("""
-      const base = default_settings("cppo");
-      const check = change => check_settings({ ...base, ...change });
-      const make = change => {
-        try { make_lane(bytes, { ...base, ...change }, answer_right); }
-        catch (error) { return error.message; }
+    good, sentences = run_js("""
+      const make = settings => {
+        try { make_lane(bytes, settings, answer_right); }
+        catch (error) { return error.message === check_settings(settings) && error.message; }
+        return settings.questions_per_step;
       };
-      return [METHODS.map(method => [default_settings(method).questions_per_step,
-                                     check_settings(default_settings(method))]),
-              given.wrong.map(check), given.wrong.map(make)];
+      return [METHODS.map(method => make(default_settings(method))),
+              given.wrong.map(change => make({ ...default_settings("cppo"), ...change }))];
     """, base64=weights_in_base64(), wrong=wrong)
-    assert good == [[1, None], [8, None], [8, None], [8, None], [1, None]]
-    assert all(sentences) and sentences == thrown
-
-
+    assert good == [1, 8, 8, 8, 1]
+    assert all(isinstance(sentence, str) for sentence in sentences)

@@ -12,7 +12,6 @@ from engine.model.contract import Sampling
 from engine.model.logprobs import completion_mask
 from engine.model.sampling import Sampler
 from experiments.library import toy_model
-from family.drgrpo import constant_weights
 from grpo import grpo_loss, sequence_mean_weights
 from tasks import toy
 from tests.live import (
@@ -30,12 +29,9 @@ F64 = torch.float64
 TEMPERATURE = 0.8
 
 
-def test_the_weights_of_the_page_are_all_weights_of_the_toy():
-    weights = rounded_weights()
-    assert {name: list(weight.shape) for name, weight in weights.items()} == dict(tensors())
-    assert sum(weight.numel() for weight in weights.values()) == 108_608
+def test_the_weights_of_the_page_are_those_of_the_toy():
     here = run_js("return [...make_model(bytes).weights];", base64=weights_in_base64())
-    assert torch.equal(torch.tensor(here, dtype=F64), flat(weights).double())
+    assert torch.equal(torch.tensor(here, dtype=F64), flat(rounded_weights()).double())
 
 
 # --- the whole model ---
@@ -82,61 +78,41 @@ def padded(numbers, lengths):
     return pad_sequence(numbers.split(lengths.tolist()), batch_first=True)
 
 
-def torch_loss(model, case, token_weights):
+def torch_loss(model, found, numbers):
     """The project's loss of all batches together."""
-    _, found, numbers = case
     loss, N = 0, sum(len(completions) for _, completions in found)
     for batch, (lengths, advantages, old_logp, ref_logp) in zip(found, numbers):
         logp = padded(logits_and_logp(model, batch)[1], lengths)
         mask = completion_mask(logp, lengths)
         loss += grpo_loss(
             logp, padded(old_logp, lengths), advantages, mask, ref_logp=padded(ref_logp, lengths),
-            beta=0.1, weights=token_weights(mask, N))[0]
+            beta=0.1, weights=sequence_mean_weights(mask, num_sequences=N))[0]
     return loss
 
 
-WEIGHTS = {
-    "sequence_mean": lambda mask, N: sequence_mean_weights(mask, num_sequences=N),
-    "constant": lambda mask, N: constant_weights(mask, max_tokens=48, num_sequences=N),
-}
-JS_BATCHES = """
+JS_LOSS = """
 const model = make_model(bytes), memory = {};
 const N = 10, settings = { temperature: given.temperature, beta: 0.1, epsilon: 0.2 };
 const batches = given.batches.map(([prompt, completions], b) => {
   const batch = completion_batch(prompt, completions);
   const [lengths, advantages, old_logp, ref_logp] = given.numbers[b];
-  const weights = given.constant
-    ? constant_weights(lengths, 48, N) : sequence_mean_weights(lengths, N);
   const of_tokens = advantages.flatMap((A, i) => Array(lengths[i]).fill(A));
+  const weights = sequence_mean_weights(lengths, N);
   return { ...batch, weights, advantages: of_tokens, old_logp, ref_logp };
 });
+const { loss } = accumulate(model, settings, memory, batches);
+return [loss, [...model.gradient]];
 """
 
 
-@pytest.fixture(scope="module")
-def case():
-    """(model, batches, numbers of each)"""
+def test_the_loss_and_the_gradient_of_every_weight():
     model, tokenizer = model_of_page()
     found = batches(tokenizer)
-    return model, found, [numbers_of(model, batch, seed) for seed, batch in enumerate(found)]
-
-
-def in_js(code, case, constant=False):
-    _, found, numbers = case
+    numbers = [numbers_of(model, batch, seed) for seed, batch in enumerate(found)]
     given = [[x.tolist() for x in of_batch] for of_batch in numbers]
-    return run_js(
-        JS_BATCHES + code, base64=weights_in_base64(), batches=found, numbers=given,
-        temperature=TEMPERATURE, constant=constant)
-
-
-@pytest.mark.parametrize("name", WEIGHTS)
-def test_the_loss_and_the_gradient_of_every_weight(case, name):
-    model, *_ = case
-    loss, gradient = in_js("""
-      const { loss } = accumulate(model, settings, memory, batches);
-      return [loss, [...model.gradient]];""", case, constant=name == "constant")
-    model.zero_grad()
-    expected = torch_loss(model, case, WEIGHTS[name])
+    loss, gradient = run_js(JS_LOSS, base64=weights_in_base64(), batches=found, numbers=given,
+                            temperature=TEMPERATURE)
+    expected = torch_loss(model, found, numbers)
     expected.backward()
     assert loss == pytest.approx(expected.item(), abs=1e-5)
     sizes = [p.numel() for p in rounded_weights().values()]
@@ -169,8 +145,3 @@ def test_completions_token_by_token(temperature, questions, G):
     rows = zip(there.tokens.tolist(), there.lengths.tolist())
     assert here == [tokens[:length] for tokens, length in rows]
     assert len(set(map(len, here))) > 1  # they end at different times
-
-
-    # the largest slopes are far above this limit
-
-

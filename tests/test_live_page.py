@@ -6,13 +6,12 @@ The functions that train are tested elsewhere. Here a reader presses the page's 
 import json
 import re
 import runpy
+from collections import Counter
 from pathlib import Path
+from statistics import mean
 
 import pytest
-import torch
 
-from cppo import prune
-from grpo import group_advantages
 from tests.browser import CHROMIUM, Browser
 from tests.live import needs_node, run_js, weights_in_base64
 
@@ -82,27 +81,36 @@ def wait_for_steps(page, number, seconds=20):
     page.wait(f"{STEPS}.every(step => step >= {number})", seconds)
 
 
+def rest(page, seconds):
+    page.run(f"new Promise(done => setTimeout(done, {1000 * seconds}))")
+
+
 def texts(page, selector):
     return page.run(f"[...document.querySelectorAll({json.dumps(selector)})]"
                     ".filter(node => getComputedStyle(node).visibility === 'visible')"
                     ".map(node => node.innerText)")
 
 
+def press(page, key):
+    text = {"text": " "} if key == " " else {}
+    page.ask("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
+    page.ask("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+
 @pytest.mark.slow
 def test_both_models_learn_pause_go_on_and_start_anew(opened):
     page = opened("lang=en&questions_per_step1=4")
-    assert [state["method"] for state in page.run("live")] == ["grpo", "cppo"]
     page.wait("!document.querySelector('#questions').innerText.includes('…')", 10)
     before = texts(page, "#questions code")
     page.click("#run")
     wait_for_steps(page, 20, seconds=150)
     page.click("#run")  # pause
     page.wait("run.textContent === 'Go on'", 5)
-    page.run("new Promise(done => setTimeout(done, 3000))")  # the step that was begun
+    rest(page, 3)  # the step that was begun
     grpo, cppo = states = page.run("live")
-    page.run("new Promise(done => setTimeout(done, 1500))")
+    rest(page, 1.5)
     assert page.run("live") == states
-    assert grpo["completions"] == 16 * grpo["step"] and cppo["completions"] == 64 * cppo["step"]
+    assert (grpo["method"], cppo["method"]) == ("grpo", "cppo")
     assert grpo["seconds"] > 1 and cppo["seconds"] > 1
     # the base model has 0.40, and thinks in 30 % of its completions
     assert cppo["accuracy"] > 0.55 and cppo["length"] > 18
@@ -112,52 +120,15 @@ def test_both_models_learn_pause_go_on_and_start_anew(opened):
     page.wait(f"{STEPS}.every((step, i) => step > {[grpo['step'], cppo['step']]}[i])", 20)
     page.run("window.old = lanes")
     page.click("#anew")
-    assert page.run(STEPS) == [0, 0] and texts(page, "#run") == ["Start"]
+    assert texts(page, "#run") == ["Start"]
     trained = page.run("old.map(lane => lane.points.length)")
-    page.run("new Promise(done => setTimeout(done, 1500))")
+    rest(page, 1.5)
     assert page.run(STEPS) == [0, 0]
     assert page.run("old.map(lane => lane.points.length)") == trained  # the workers have ended
     assert page.problems() == []
 
 
-def press(page, key):
-    text = {"text": " "} if key == " " else {}
-    page.ask("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
-    page.ask("Input.dispatchKeyEvent", type="keyUp", key=key)
-
-
-def drawn(page):
-    page.run("new Promise(done => setTimeout(done, 500))")
-
-
-@pytest.mark.slow
-def test_one_step_at_a_time_shows_the_numbers_of_the_step(opened):
-    page = opened(SMALL)
-    for step in (1, 2):
-        press(page, "ArrowRight")
-        wait_for_steps(page, step)
-        drawn(page)
-        assert texts(page, "#lane1 tbody .from2") == []
-        for stage in range(2, 7):
-            press(page, "ArrowRight")
-            seen = [bool(texts(page, f"#lane1 .from{part}")) for part in range(2, 7)]
-            assert seen == [part <= stage for part in range(2, 7)]
-    assert page.run(STEPS) == [2, 2] and page.problems() == []
-    for lane, k in ((0, 4), (1, 2)):
-        # equal completions of one fate are one row
-        times = [int(text[2:] or 1) for text in texts(page, f"#lane{lane} tbody .times")]
-        columns = [texts(page, f"#lane{lane} tbody {name}")
-                   for name in ("code", ".from2", ".value", ".from4")]
-        rows = [row for row, n in zip(zip(*columns), times, strict=True) for _ in range(n)]
-        assert len(set(rows)) == len(times) and len(rows) == 4
-        sampled = page.run(f"lanes[{lane}].result.groups[0].completions")
-        advantages = group_advantages(torch.tensor([[c["reward"] for c in sampled]]))
-        kept = prune(advantages, k)[0].tolist()
-        right = [[c["text"].replace("\n", " "), f"{c['reward']}", f"{A:+.2f}".replace("-", "−")]
-                 + ["kept" if i in kept else "pruned"]
-                 for i, (c, A) in enumerate(zip(sampled, advantages[0].tolist()))]
-        zero = [["0.00" if text == "+0.00" else text for text in row] for row in right]
-        assert sorted(map(list, rows)) == sorted(zero)
+# --- one step at a time ---
 
 
 # [what a stage explains: the stage, its text, and its cells and formulas that are seen]
@@ -167,58 +138,96 @@ EXPLAINED = """(stage => [`#stages [data-stage="${stage}"]`, "#stage_text",
     .map(node => node.getBoundingClientRect()).map(({ top, bottom, left, right }) =>
       top >= drive.getBoundingClientRect().bottom && bottom <= innerHeight
       && left >= 0 && right <= innerWidth)))"""
+# [completion, × how many, reward, A, kept or pruned] of each row of a lane
+ROWS = """(lane => [...document.querySelectorAll(`#lane${lane} tbody tr`)].map(row =>
+  [...row.querySelectorAll("code, .times, .from2, .value, .from4")].map(node => node.textContent)
+))"""
+LATIN = {
+    "en", "zh", "English", "GRPO", "CPPO", "Dr", "JavaScript", "KL", "token", "think", "answer",
+    "completion", "question", "right", "answer_right",
+}  # fmt: skip
+
+
+def check_the_numbers(page, lane):
+    """The rows show each completion of the step. Equal completions of one fate are one row."""
+    shown = Counter()
+    rows = page.run(f"{ROWS}({lane})")
+    for text, times, *numbers in rows:
+        shown[text, *numbers] += int(times[2:] or 1)
+    assert len(shown) == len(rows)
+    right = Counter()
+    for c in page.run(f"lanes[{lane}].result.groups[0].completions"):
+        A = f"{c['advantage']:+.2f}".replace("-", "−").replace("+0.00", "0.00")
+        fate = "kept" if c["kept"] else "pruned"
+        right[c["text"].replace("\n", " "), str(c["reward"]), A, fate] += 1
+    assert shown == right
+
+
+def check_the_lanes(page, width):
+    """On a large screen the rows of both lanes align; on a phone one lane is seen."""
+    tops = [page.run(f"[...document.querySelectorAll('#lane{lane} tr')].map(row =>"
+                     " row.getBoundingClientRect().top)") for lane in (0, 1)]
+    if width > 600:
+        assert len(tops[0]) > 2 and all(a == b for a, b in zip(*tops))
+    else:
+        assert texts(page, "#other") == ["Show GRPO"] and sum(map(any, tops)) == 1
+        page.click("#other")
+        assert texts(page, "#other") == ["Show CPPO"]
+        assert page.run("document.documentElement.scrollHeight") <= 3500
+
+
+def check_the_languages(page, width):
+    for lang in ("en", "zh"):
+        page.click(f"[name=lang][value={lang}]")
+        for stage in range(1, 7):
+            page.click(f"[data-stage='{stage}']")
+            text = page.run("document.title + document.body.innerText + expression.value")
+            latin = set(re.findall(r"[A-Za-z_]{2,}", text))
+            chinese = set(re.findall("[一-鿿]+", text))
+            assert chinese == {"中文"} if lang == "en" else latin <= LATIN, latin - LATIN
+        assert page.run("innerWidth") == width
+        assert page.run("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width, height", [(1280, 900), (390, 844)])
-def test_each_stage_of_the_first_step_lies_in_the_window(opened, width, height):
+def test_one_step_at_a_time_each_stage_lies_in_the_window(opened, width, height):
     page = opened("lang=en", width, height)
     for stage in range(1, 7):
-        page.click("#one")
+        press(page, "ArrowRight")
         wait_for_steps(page, 1)
-        drawn(page)
+        rest(page, 0.5)
+        seen = [bool(texts(page, f"#lane1 .from{part}")) for part in range(2, 7)]
+        assert seen == [part <= stage for part in range(2, 7)]
         button, text, parts = page.run(f"{EXPLAINED}({stage})")
         assert button and text and len(parts) >= (1 if width < 600 else 2)
         assert all(button + text + parts), stage
         below = page.run("document.querySelector('.box').getBoundingClientRect().top"
                          " - drive.getBoundingClientRect().bottom")
         assert abs(below) < 10  # the box is right below the buttons
-        rows = page.run("""[...document.querySelectorAll('#lane1 tbody tr')].map(row =>
-          [row.className, row.cells[0].innerText, Number(row.cells[1].innerText.slice(2) || 1)])""")
-        assert sum(times for *_, times in rows) == 16
-        if stage < 4:  # equal completions are one row, and from stage 4 on one for each fate
-            assert len({text for _, text, _ in rows}) == len(rows)
-        else:
-            assert sum(times for fate, _, times in rows if fate == "kept") == 2
-    tops = [page.run(f"[...document.querySelectorAll('#lane{lane} tr')].map(row =>"
-                     " row.getBoundingClientRect().top)") for lane in (0, 1)]
-    if width > 600:
-        assert len(tops[0]) > 2 and all(a == b for a, b in zip(*tops))  # the lanes' rows align
-    else:
-        assert texts(page, "#other") == ["Show GRPO"] and sum(map(any, tops)) == 1
-        page.click("#other")
-        assert texts(page, "#other") == ["Show CPPO"]
-        assert page.run("document.documentElement.scrollHeight") <= 3500
+        if stage < 4:  # equal completions are one row, from stage 4 on one for each fate
+            completions = [text for text, *_ in page.run(f"{ROWS}(1)")]
+            assert len(set(completions)) == len(completions)
+    for lane in (0, 1):
+        check_the_numbers(page, lane)
+    check_the_lanes(page, width)
+    check_the_languages(page, width)
+    names = page.run("[...document.querySelectorAll('a, button, input, select')].map(node => "
+                     "[node, ...node.labels ?? []].map(named => named.innerText).join(''))")
+    assert len(names) > 30 and all(names)
+    press(page, "ArrowRight")
+    wait_for_steps(page, 2)
+    rest(page, 0.5)
+    assert page.run(STEPS) == [2, 2] and texts(page, "#lane1 tbody .from2") == []
     assert page.problems() == []
 
 
 # --- what decides the race, and how it is told ---
 
 
-@pytest.mark.slow
-def test_space_starts_and_pauses_but_not_where_one_writes(opened):
-    page = opened(SMALL)
-    page.run("expression.focus()")
-    press(page, " ")
-    press(page, "ArrowRight")
-    assert texts(page, "#run") == ["Start"] and page.run("stage") == 0
-    page.run("expression.blur()")
-    before = page.run("scrollY")
-    press(page, " ")  # and the page does not scroll
-    assert texts(page, "#run") == ["Pause"] and page.run("scrollY") == before
-    press(page, " ")
-    assert page.run("running") is False
-    assert page.problems() == []
+def follow(page, address):
+    page.run(f"location.hash = {json.dumps(address)}")
+    rest(page, 0.5)
 
 
 @pytest.mark.slow
@@ -239,22 +248,23 @@ def test_the_page_says_in_what_the_models_differ(opened):
     for change, names in [("pruning_rate1=0.5", ["CPPO, P = 0.875", "CPPO, P = 0.5"]),
                           ("lr1=0.001", ["CPPO, rate 0.0003", "CPPO, rate 0.001"]),
                           ("seed=2", ["CPPO 1", "CPPO 2"])]:
-        page = opened(f"{both}&{change}")
+        follow(page, f"{both}&{change}")
         assert texts(page, "#rivals h3") == names
         first, second = page.run(colors)
         same = change != "pruning_rate1=0.5"  # a smaller P is paler; else dashes
         assert (first == second) == same == page.run("document.body.classList.contains('dashes')")
-        assert page.problems() == []
+    assert page.problems() == []
 
 
 EARLIER = json.loads((SOURCES / "earlier.json").read_text())
 
 
-def recent(lane, step, column):
-    """The mean of the last 512 completions: all steps have as many."""
-    size = lane["settings"]["group_size"] * lane["settings"]["questions_per_step"]
-    values = [row[column] for row in lane["steps"][: step + 1]][-(512 // size) :]
-    return sum(values) / len(values)
+def curve(lane):
+    """[(seconds, completions, accuracy of the last 512)] after each step: all have as many."""
+    steps, size = lane["steps"], lane["settings"]["group_size"]
+    size *= lane["settings"]["questions_per_step"]
+    return [(steps[i - 1][0], i * size, mean(row[1] for row in steps[:i][-(512 // size) :]))
+            for i in range(1, len(steps) + 1)]
 
 
 @needs_node
@@ -277,23 +287,18 @@ def test_the_earlier_run_is_told_in_the_order_in_which_things_became_true(opened
       film(tenth / 10);
       return $("story").textContent;
     }).filter((text, i, all) => text && text !== all[i - 1])""")
-    reached = []
-    for lane in EARLIER:
-        size = 512 // (lane["settings"]["group_size"] * lane["settings"]["questions_per_step"])
-        accuracies = [recent(lane, i, 1) for i in range(len(lane["steps"]))]
-        reached.append(next(i for i, a in enumerate(accuracies) if i >= size - 1 and a >= 0.85))
-    grpo, cppo = EARLIER
-    seconds = [lane["steps"][i][0] for lane, i in zip(EARLIER, reached)]
-    assert seconds[1] < seconds[0]
-    then = max(i for i, row in enumerate(grpo["steps"]) if row[0] <= seconds[1])
-    count = [(i + 1) * n for i, n in zip(reached, (16, 128))]
+    grpo, cppo = map(curve, EARLIER)
+    (slow, many, _), (fast, more, _) = (
+        next(point for point in lane if point[1] >= 512 and point[2] >= 0.85)
+        for lane in (grpo, cppo))
+    assert fast < slow
+    *_, behind = (accuracy for seconds, _, accuracy in grpo if seconds <= fast)
     assert [text for text in told if text[:8] != "Both now"] == [
         "Both mostly guess.", "The completions get longer. Nobody asked for that.",
         "CPPO now thinks in most completions, because thinking pays.",
-        f"After {seconds[1]:.0f} s CPPO is right 85 times in 100; "
-        f"GRPO is at {recent(grpo, then, 1):.2f}.",
-        f"By the clock CPPO was first ({seconds[1]:.0f} s, GRPO {seconds[0]:.0f} s), "
-        f"by the completions GRPO ({count[0]:,}, CPPO {count[1]:,}).",
+        f"After {fast:.0f} s CPPO is right 85 times in 100; GRPO is at {behind:.2f}.",
+        f"By the clock CPPO was first ({fast:.0f} s, GRPO {slow:.0f} s), "
+        f"by the completions GRPO ({many:,}, CPPO {more:,}).",
     ]
     assert page.run("document.documentElement.scrollHeight") <= 420 and page.problems() == []
 
@@ -304,15 +309,28 @@ def test_before_the_start_the_page_shows_the_earlier_run_of_these_settings(opene
     assert page.run(curves) == 4 and "earlier run" in texts(page, "#story")[0]
     assert "0 ms" not in texts(page, "#time b")
     for other in ("seed=2", "reward=short", "lr1=0.001"):
-        assert opened(f"lang=en&{other}").run(curves) == 0
+        follow(page, f"lang=en&{other}")
+        assert page.run(curves) == 0
+    follow(page, "lang=en")
+    assert page.run(curves) == 4
     page.click("#run")
-    drawn(page)
+    rest(page, 0.5)
     assert "earlier run" not in page.run("document.body.innerText")
 
 
 @pytest.mark.slow
-def test_a_reward_of_the_reader(opened):
+def test_a_reward_of_the_reader_and_space_that_starts_but_not_where_one_writes(opened):
     page = opened(SMALL)
+    page.run("expression.focus()")
+    press(page, " ")
+    press(page, "ArrowRight")
+    assert texts(page, "#run") == ["Start"] and page.run("stage") == 0
+    page.run("expression.blur()")
+    before = page.run("scrollY")
+    press(page, " ")  # and the page does not scroll
+    assert texts(page, "#run") == ["Pause"] and page.run("scrollY") == before
+    press(page, " ")
+    assert page.run("running") is False
 
     def write(expression):
         page.run(f"expression.value = {json.dumps(expression)};"
@@ -333,38 +351,9 @@ def test_a_reward_of_the_reader(opened):
     assert page.run("form.elements.reward.value") == "own" and page.run("problem.textContent") == ""
     page.click("#one")
     wait_for_steps(page, 1)
-    page.run("new Promise(done => setTimeout(done, 500))")
+    rest(page, 0.5)
     rows = page.run("lanes[1].result.groups[0].completions.map(c => [c.text.length, c.reward])")
     assert len(rows) == 4 and all(length == reward for length, reward in rows)
-    assert page.problems() == []
-
-
-LATIN = {
-    "en", "zh", "English", "GRPO", "CPPO", "Dr", "JavaScript", "KL", "token", "think", "answer",
-    "completion", "question", "right", "answer_right",
-}  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width, height", [(1280, 900), (390, 844)])
-def test_both_languages_fit_into_the_window(opened, width, height):
-    page = opened(SMALL, width, height)
-    page.click("#one")
-    wait_for_steps(page, 1)
-    page.run("new Promise(done => setTimeout(done, 500))")
-    for lang in ("en", "zh"):
-        page.click(f"[name=lang][value={lang}]")
-        for stage in range(1, 7):
-            page.click(f"[data-stage='{stage}']")
-            text = page.run("document.title + document.body.innerText + expression.value")
-            latin = set(re.findall(r"[A-Za-z_]{2,}", text))
-            chinese = set(re.findall("[一-鿿]+", text))
-            assert chinese == {"中文"} if lang == "en" else latin <= LATIN, latin - LATIN
-        assert page.run("innerWidth") == width
-        assert page.run("document.documentElement.scrollWidth") <= width
-    names = page.run("[...document.querySelectorAll('a, button, input, select')].map(node => "
-                     "[node, ...node.labels ?? []].map(named => named.innerText).join(''))")
-    assert len(names) > 30 and all(names)
     assert page.problems() == []
 
 
@@ -378,10 +367,11 @@ ADDRESSES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("address", ADDRESSES)
-def test_an_address_gives_settings_that_fit_together(opened, address):
-    page = opened(address)
-    for name, value in ADDRESSES[address].items():
-        assert page.run(f"form.elements.{name}.value") == value
-        assert f"{name}={value}" in page.run("location.hash")
+def test_an_address_gives_settings_that_fit_together(opened):
+    page = opened("")
+    for address, values in ADDRESSES.items():
+        follow(page, address)
+        for name, value in values.items():
+            assert page.run(f"form.elements.{name}.value") == value
+            assert f"{name}={value}" in page.run("location.hash")
     assert page.problems() == []

@@ -27,6 +27,9 @@ FOLDERS = (".", "family", "tasks", "engine/*", "experiments")
 MODULES = [path for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.py")]
 
 notebooks = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+# a slow test runs the notebook that trains
+RUN = [pytest.param(path, marks=pytest.mark.slow) if path.stem == "4_training" else path
+       for path in NOTEBOOKS]
 
 
 def read(path):
@@ -55,7 +58,7 @@ def sources(cells):
 # --- they run ---
 
 
-@notebooks
+@pytest.mark.parametrize("path", RUN, ids=lambda path: path.stem)
 def test_every_claim_holds_and_the_source_beside_a_formula_is_that_of_today(path, monkeypatch):
     """The cells are executed here, not in a kernel, which would import torch anew. No picture is
     drawn."""
@@ -71,6 +74,8 @@ def test_every_claim_holds_and_the_source_beside_a_formula_is_that_of_today(path
         exec(compile(cell.source, path.name, "exec"), names)
     again = f"a function has changed: jupyter execute --inplace notebooks/{path.name}"
     assert sources(cells) == shown != [], again
+
+
 @pytest.mark.parametrize("path", [*NOTEBOOKS, LAB], ids=lambda path: path.stem)
 def test_committed_notebook_holds_a_whole_run(path):
     """Executed once, from top to bottom, without an error; small enough to be shown."""
