@@ -234,6 +234,9 @@ def test_the_first_screen_of_the_results_says_what_the_tables_say():
         f"{ms['grpo'] / ms['cppo']:.1f} times",
     ]
     first, *_ = (ROOT / "docs/results.md").read_text().split("\n## ")
+    again = results("real_second")
+    repeat = ahead(again["CPPO, P=0.75"], again["GRPO"], "sampled 240")
+    assert f"only {repeat:.3f} in a repeat" in first
     assert re.findall(r"^- .* \*\*([\d.].*)\*\* ", first, re.MULTILINE) == numbers
 
 

@@ -74,6 +74,7 @@ def text_of(path):
 
 PAGES = [ROOT / name for name in ("AGENTS.md", "CHANGELOG.md", "README.md", "README.zh.md")]
 PAGES += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("notebooks/**/*.md")]
+PAGES += [ROOT / f"experiments/results/{name}.md" for name in ("browser", "left_out")]
 FOLDERS = [".github", "conformance", "docs", "engine", "examples", "experiments", "family",
            "notebooks", "recipes", "tasks", "tests", "tools"]  # fmt: skip
 FILES = [*PAGES, *ROOT.glob("*.py")] + [
