@@ -303,7 +303,7 @@ def test_a_command_works(line, pytestconfig):
 def parsers_of():
     """{option: parsers that know it} of all programs, and of torchrun."""
     files = [Path(p) for p in ("train.py", "eval.py", "conformance/__main__.py")]
-    scripts = [path for folder in ("ex*", "notebooks/exercises", "tools")
+    scripts = [path for folder in ("ex*", "experiments/library", "notebooks/exercises", "tools")
                for path in Path().glob(f"{folder}/*.py")]
     files += [path for path in scripts if "\ndef main(" in path.read_text()]
     parsers, known = [parser_of(str(path)) for path in files], {}
