@@ -389,8 +389,9 @@ def test_python_fits_the_functions():
 def test_the_texts_hold_what_a_reader_types():
     commands, _, code = ({name for name, found in COLLECTED.items() if found[i]} for i in range(3))
     assert len(COMMANDS) > 120 and len(OPTIONS) > 90 and len(CODE) >= 7
-    assert {"README.md", "docs/zh/gpus.md", "examples/cppo_in_verl.py", "eval.py", "CONTRIBUTING.md",
-            "recipes/math_7b_cppo.yaml", "examples/test_in.sh"} <= commands  # fmt: skip
+    assert {"README.md", "docs/zh/gpus.md", "examples/cppo_in_verl.py", "eval.py",
+            "CONTRIBUTING.md", "recipes/math_7b_cppo.yaml",
+            "examples/test_in.sh"} <= commands  # fmt: skip
     assert {"README.md", "docs/conformance.md", "examples/cppo_in_trl.py", "cppo.py"} <= code
 
 
