@@ -51,6 +51,7 @@ pre, .highlight { font: 13px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "Deja
 pre { margin: 12px 0; padding: 10px 14px; border-radius: 6px; overflow-x: auto; }
 table { display: block; border-collapse: collapse; overflow-x: auto; }
 th, td { padding: 4px 10px; border: 1px solid var(--line); text-align: left; }
+summary { cursor: pointer; color: var(--link); }
 hr { border: 0; border-top: 1px solid var(--line); }
 .prompt { display: none; }
 mjx-container { max-width: 100%; overflow-x: auto; overflow-y: hidden; }

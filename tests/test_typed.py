@@ -60,25 +60,28 @@ def docstrings(path):
 
 def text_of(path):
     """What a reader reads in a file: a page whole; of a program its docstrings, of a notebook its
-    prose, of a recipe and a script their comments."""
+    prose, of a recipe and a script their comments, of a workflow its steps."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         return "\n\n".join(docstrings(path))
     if path.suffix == ".ipynb":
         cells = json.loads(text)["cells"]
         return "\n\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+    if path.suffix == ".yml":
+        return f"```yaml\n{text}```"
     if path.suffix in (".yaml", ".sh"):
         return "\n".join(line.replace("#", " ", 1) for line in text.splitlines() if line[:1] == "#")
     return text
 
 
-PAGES = [ROOT / name for name in ("AGENTS.md", "CHANGELOG.md", "README.md", "README.zh.md")]
+PAGES = [ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "README.md", "README.zh.md")]
 PAGES += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("notebooks/**/*.md")]
-FOLDERS = ["conformance", "docs", "engine", "examples", "experiments", "family",
+PAGES += [ROOT / f"experiments/results/{name}.md" for name in ("browser", "left_out")]
+FOLDERS = [".github", "conformance", "docs", "engine", "examples", "experiments", "family",
            "notebooks", "recipes", "tasks", "tests", "tools"]  # fmt: skip
 FILES = [*PAGES, *ROOT.glob("*.py")] + [
     path for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*")
-    if path.suffix in (".py", ".ipynb", ".yaml", ".sh") and "mine" not in path.parts]
+    if path.suffix in (".py", ".ipynb", ".yaml", ".yml", ".sh") and "mine" not in path.parts]
 TEXTS = {str(path.relative_to(ROOT)): text_of(path) for path in sorted(FILES)}
 
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -365,8 +368,9 @@ def test_python_fits_the_functions():
 def test_the_texts_hold_what_a_reader_types():
     commands, _, code = ({name for name, found in COLLECTED.items() if found[i]} for i in range(3))
     assert len(COMMANDS) > 120 and len(OPTIONS) > 40
-    assert {"README.md", "docs/zh/gpus.md", "examples/cppo_in_verl.py", "eval.py", "AGENTS.md",
-            "recipes/math_7b_cppo.yaml", "examples/test_in.sh"} <= commands  # fmt: skip
+    assert {"README.md", "docs/zh/gpus.md", "examples/cppo_in_verl.py", "eval.py",
+            "CONTRIBUTING.md", "recipes/math_7b_cppo.yaml",
+            "examples/test_in.sh"} <= commands  # fmt: skip
     assert {"README.md", "docs/conformance.md", "examples/cppo_in_trl.py", "cppo.py"} <= code
 
 
