@@ -409,12 +409,15 @@ def whole(line):
 
 def texts_of(tokenizer, ids):
     """The text of each token. If several tokens make one character, the last one has it."""
-    texts, before = [], ""
+    texts, start, shown = [], 0, ""
     for end in range(1, len(ids) + 1):
-        text = tokenizer.decode(ids[:end], clean_up_tokenization_spaces=False)
-        text = text.rstrip("\ufffd")  # of a character whose tokens are not all there
-        texts.append(text[len(before) :])
-        before = text
+        text = tokenizer.decode(ids[start:end], clean_up_tokenization_spaces=False)
+        if text.endswith("\ufffd") and end - start < 5:
+            texts.append("")
+            continue
+        texts.append(text[len(shown) :])
+        start = end - 1
+        shown = tokenizer.decode(ids[start:end], clean_up_tokenization_spaces=False)
     return texts
 
 
