@@ -19,6 +19,7 @@ def test_every_token_weighs_the_same(dtype):
     weights = token_mean_weights(mask_of([2, 1, 0], width=4).to(dtype))
     assert weights.dtype == torch.float32
     torch.testing.assert_close(weights, mask_of([2, 1, 0], width=4) / 3)
+    assert token_mean_weights(mask_of([1, 0]).to(dtype)).tolist() == [[1.0], [0.0]]
 
 
 def test_total_tokens_is_the_divisor_if_the_mask_is_only_a_part_of_the_batch():
