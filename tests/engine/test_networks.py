@@ -76,10 +76,10 @@ def merge_as_is_printed(run, printed):
 @pytest.mark.slow
 def test_a_run_with_adapters_is_saved_as_adapter_resumed_and_merged(small, tmp_path, capsys):
     run = tmp_path / "run"
+    (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 4)
     words = (
-        f"--model {small} --dataset toy --output_dir {run} --lora 4 --lr 1e-2 --group_size 8 "
-        "--max_new_tokens 40 --algorithm grpo --rewards soft_format_reward --questions_per_step 1 "
-        "--eval_questions 1 ")
+        f"--model {small} --dataset {tmp_path}/x.jsonl --output_dir {run} --lora 4 --lr 1e-2 "
+        "--group_size 8 --max_new_tokens 40 --algorithm grpo --rewards soft_format_reward ")
     for more in ("--steps 2", "--steps 3 --resume"):
         assert main((words + more).split()) == 0
     folder = run / "checkpoint-000003"

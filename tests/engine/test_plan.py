@@ -19,9 +19,8 @@ from engine.run.config import config_of
 from engine.run.plan import GB, USABLE, device_of, plan, token_memory
 from engine.run.shapes import skeleton, widths
 from experiments.library import toy_model
-from experiments.library.bench import qwen
 from experiments.memory import growth, return_what_is_freed
-from experiments.plan import CASES, DEEP, STEP, longest_steps
+from experiments.plan import DEEP, longest_steps
 from tasks import toy
 from tests.training import networks_around
 
@@ -279,22 +278,42 @@ def test_a_layer_saves_what_pytorch_is_seen_to_save(dtype, cast, lora):
 
 # --- the peak ---
 
-SMALL = DEEP | {"num_hidden_layers": 2, "vocab_size": 64}
-# with adapters there is so little memory that what the plan leaves out would count
-LARGER = {
-    "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 2, "num_key_value_heads": 8,
-    "vocab_size": 4000,
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "vocab_size": 64,
 }
-NAMES = ["wide, tied", "deep, untied", "deep, checkpointed", "PPO", "LoRA", "many rows"]
+WIDE = {
+    "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 2, "num_attention_heads": 8,
+    "vocab_size": 4000, "tie_word_embeddings": True,
+}
+STEP = {
+    "dataset": "toy", "questions_per_step": 1, "group_size": 8, "pruning_rate": 0.5,
+    "max_prompt_tokens": 112, "max_new_tokens": 16,
+    # 2 questions, 8 completions kept, two micro-batches of four
+    "micro_batch_tokens": 512,
+    "mu": 1, "dtype": "float32", "plan": 80.0,
+}
+ROWS = {"group_size": 64, "micro_batch_tokens": 128, "pruning_rate": 0.98, "allocation": False}
+CASES = {
+    "wide, tied": (WIDE, STEP),
+    "deep, untied": (DEEP, STEP | {"beta": 0.0}),
+    "deep, checkpointed": (DEEP, STEP | {"gradient_checkpointing": True}),
+    "PPO": (WIDE, STEP | {"algorithm": "ppo", "pruning_rate": 0.0}),
+    "LoRA": (WIDE, STEP | {"lora": 8, "beta": 0.0}),
+    "many rows": (DEEP, STEP | ROWS | {"beta": 0.0}),
+}
 
 
 def steps(shape, given):
     """The Plan of two real steps with random weights, all prompts and completions as long as
     allowed."""
     config, algorithm = config_of(given)
-    model, devices = qwen(**shape).eval(), config.devices
+    heads = {"num_key_value_heads": shape["num_attention_heads"]}
+    model = Qwen2ForCausalLM(
+        Qwen2Config(**shape | heads, bos_token_id=None, eos_token_id=None)).eval()
     planning.skeleton = lambda _: model
     p = plan(config.options)
+    devices = config.devices
     if devices.lora:
         add_adapter(model, devices.lora, seed=0)
     networks = networks_around(
@@ -304,7 +323,7 @@ def steps(shape, given):
         recompute_layers(model)
     for metrics in longest_steps(networks, config, algorithm):
         completions = p.questions * algorithm.group_size
-        assert metrics["tokens_generated"] == completions * config.sampling.max_new_tokens
+        assert metrics["tokens_generated"] == completions * given["max_new_tokens"]
         assert metrics["kept"] == p.questions * algorithm.k
     trained = 0
     for network in networks.learners:
@@ -313,12 +332,9 @@ def steps(shape, given):
     return p
 
 
-def measure(name):
-    """(peaks as planned, the peak as the growth of this process) of a case of the benchmark."""
-    shape, own = CASES[name]
-    if name == "LoRA":
-        shape, own = shape | LARGER, own | {"beta": 0.0}
-    given = {"dataset": "toy", "mu": 1, "dtype": "float32", "plan": 80.0} | STEP | own
+def measure(case):
+    """(peaks as planned, the peak as the growth of this process)."""
+    shape, given = case
     torch.set_num_threads(1)
     plans = []
     # what a first step allocates for good
@@ -329,12 +345,12 @@ def measure(name):
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads Linux's /proc")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_the_peak_is_that_of_real_steps(name):
     # a fresh process: in a fork, freed memory would stay in the holes that the tests before have
     # left between what lives
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        peaks, measured = pool.apply(measure, (name,))
+        peaks, measured = pool.apply(measure, (CASES[name],))
     generation, update = peaks
     print(f"{name}: planned {peaks}, measured {measured}, ratio {max(peaks) / measured:.3f}")
     assert (generation > update) == (name == "many rows")

@@ -184,13 +184,25 @@ def ranks_do(*arguments, **options):
     assert done.returncode == 0, done.stderr[-6000:]  # torchrun's own report is long
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
-def out(request, small, tmp_path_factory):
+def made_by(number, small, tmp_path_factory):
     """Folder of what all ranks made of the six completions, on replicas and on weights shared
     out."""
-    out = tmp_path_factory.mktemp("out")
-    ranks_do(__file__, small, out, ranks=request.param, timeout=400)
+    out = tmp_path_factory.mktemp("made")
+    ranks_do(__file__, small, out, ranks=number, timeout=400)
     return out
+
+
+@pytest.fixture(scope="module")
+def two(small, tmp_path_factory):
+    return made_by(2, small, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def four(small, tmp_path_factory):
+    return made_by(4, small, tmp_path_factory)
+
+
+numbers = pytest.mark.parametrize("number", ["two", pytest.param("four", marks=pytest.mark.slow)])
 
 
 def results(out, name):
@@ -204,18 +216,20 @@ def common_result(out, name):
     return first
 
 
+@numbers
 @pytest.mark.parametrize("algorithm", UPDATED)
-def test_any_number_of_ranks_makes_the_same_update(small, out, algorithm):
+def test_any_number_of_ranks_makes_the_same_update(small, number, algorithm, request):
     """Weights count completions, tokens, or the longest completion allowed, of all ranks together;
     PPO's advantages are whitened over all ranks, and its critic learns from all."""
-    one = sgd_update(small, algorithm)
+    one, out = sgd_update(small, algorithm), request.getfixturevalue(number)
     for name, shard in UPDATED[algorithm]:
         assert_same_result(common_result(out, f"{algorithm}-{name}-{shard}"), one)
 
 
-def test_one_process_goes_on_from_the_checkpoint_of_several(small, out, tmp_path):
+@numbers
+def test_one_process_goes_on_from_the_checkpoint_of_several(small, number, tmp_path, request):
     """As one that made the first update itself."""
-    alone = fixed(small, "cppo", "none")
+    alone, out = fixed(small, "cppo", "none"), request.getfixturevalue(number)
     for step in (1, 2):
         saved_update(*alone, tmp_path, step)
     saved_update(*fixed(small, "cppo", "none", out / "run"), out / "run", step=2)
@@ -238,7 +252,7 @@ def assert_same_result(found, expected):
         assert found["stats"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
 
 
-def test_shared_out_weights_learn_the_same_in_bfloat16(small, out):
+def test_shared_out_weights_learn_the_same_in_bfloat16(small, two):
     """Shards round where one process rounds whose weights are in bfloat16. So their results lie
     much nearer to each other than to float32.
 
@@ -247,29 +261,29 @@ def test_shared_out_weights_learn_the_same_in_bfloat16(small, out):
     """
     exact = sgd_update(small, "ppo", mu=1)["weights"]
     one = sgd_update(small, "ppo", dtype="bfloat16", mu=1, rounded=True)["weights"]
-    shards = common_result(out, "bfloat16")["weights"]
+    shards = common_result(two, "bfloat16")["weights"]
     assert shards.dtype == torch.float32
     assert (shards - one).norm() < 0.5 * (one - exact).norm()
 
 
-def test_shards_add_gradients_up_in_float32(out):
+def test_shards_add_gradients_up_in_float32(two):
     """A rank's gradient is in bfloat16. The sum over the ranks has more digits than bfloat16."""
-    gradient = results(out, "gradient")[0]
+    gradient = results(two, "gradient")[0]
     has_more_digits = gradient != gradient.bfloat16()
     assert has_more_digits.float().mean() > 0.5
 
 
 @pytest.mark.parametrize("shard", ["none", "full"])
-def test_ranks_leave_the_same_mini_batches_out(small, out, shard):
+def test_ranks_leave_the_same_mini_batches_out(small, two, shard):
     """One without a completion or without an advantage on any rank; not one with an advantage on
     another rank."""
     one = update_with_signal_in_one(small)
     assert len(one["stats"]["skipped"]) == 2
-    assert_same_result(common_result(out, f"signal-{shard}"), one)
+    assert_same_result(common_result(two, f"signal-{shard}"), one)
 
 
-def test_gdpo_normalises_over_the_groups_of_all_ranks(out):
-    found = torch.cat(results(out, "gdpo"))
+def test_gdpo_normalises_over_the_groups_of_all_ranks(two):
+    found = torch.cat(results(two, "gdpo"))
     assert_close(found, decoupled_advantages(some_rewards()))
 
 
