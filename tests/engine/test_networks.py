@@ -98,7 +98,7 @@ def test_a_run_with_adapters_is_saved_as_adapter_resumed_and_merged(small, tmp_p
     assert [*merged.model.state_dict()] == [*base.model.state_dict()]
     batch = completions(tokenizer)
     trained, as_one, before = (logprobs_of(policy, batch) for policy in (adapted, merged, base))
-    assert_close(as_one, trained)
+    assert_close(as_one, trained, rtol=0, atol=1e-4)  # rounding; the base is further away than 1e-3
     assert not torch.allclose(as_one, before, atol=1e-3)
 
 
