@@ -50,6 +50,7 @@ pre, .highlight { font: 13px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "Deja
                   background: var(--tint); }
 pre { margin: 12px 0; padding: 10px 14px; border-radius: 6px; overflow-x: auto; }
 table { display: block; border-collapse: collapse; overflow-x: auto; }
+table + table { margin-top: 1em; }
 th, td { padding: 4px 10px; border: 1px solid var(--line); text-align: left; }
 summary { cursor: pointer; color: var(--link); }
 hr { border: 0; border-top: 1px solid var(--line); }

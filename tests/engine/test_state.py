@@ -27,3 +27,13 @@ def test_failed_updates_count_in_a_row(a_run):
     for skipped in ([True, True, False, True], [True], []):
         a_run.count(Step(metrics, None, None, None, skipped))
     assert a_run.state.skipped_in_a_row == 2
+
+
+@pytest.mark.parametrize("kls, expected", [
+    ([9.0, 9.0, 9.0], False), ([0.1, 0.1, 0.1, 0.9], False), ([0.4, 0.4, 0.4, 0.9], True),
+])
+def test_stop_kl_compares_the_mean_of_four_steps(a_run, kls, expected):
+    a_run.state.recent_kl = kls
+    assert not a_run.went_too_far  # nobody asked
+    a_run.config.run.stop_kl = 0.5
+    assert a_run.went_too_far is expected
