@@ -31,8 +31,8 @@ from engine.run.curves import CPPO, DPI, GRPO
 from experiments.claims import SEEDS, STAGES, G, of_groups
 from experiments.library.bench import heading, markdown_table, over_seeds, pm, report
 from experiments.library.plot import foot, panels, plain
+from experiments.library.study import one_run
 from experiments.real import LR, SETTING
-from experiments.reproduce import one_run
 from grpo import group_advantages
 from records import Batch
 from rewards import number_accuracy

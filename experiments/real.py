@@ -51,7 +51,8 @@ from experiments.library.plot import (
     panels,
     plain,
 )
-from experiments.reproduce import RULES, curve, name_of
+from experiments.library.study import curve, name_of
+from experiments.reproduce import RULES
 from tasks.table import base_model
 from train import train_step
 from update import Limits

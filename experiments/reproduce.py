@@ -69,8 +69,6 @@ from experiments.library.study import (
     publish,
     runs_of,
 )
-from experiments.library.study import curve as curve  # real.py takes these from here
-from experiments.library.study import name_of as name_of
 from grpo import kl_k1
 from records import Batch
 from tasks import toy
