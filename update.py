@@ -17,6 +17,7 @@ from engine.base import progress, ranks
 from engine.model import shards
 from engine.model.costs import forward_cost, micro_batches_by_prompt
 from engine.model.logprobs import computed_lengths
+from engine.model.pace import PACES
 from family.ppo import value_loss
 from grpo import kl_k3
 from records import Batch, Cut
@@ -299,8 +300,9 @@ def rows_of_micro_batches(batch, max_tokens, policy):
     """[(rows, whether a forward pass computes each different prompt only once)] of each
     micro-batch. rows: on the CPU; a micro-batch that only fills up a device has none."""
     lengths = computed_lengths(batch.mask).tolist()
+    second_pass = PACES[batch.tokens.device.type].second_pass
     if policy.shares_prompts:
-        cut = micro_batches_by_prompt(batch.prompts, lengths, max_tokens)
+        cut = micro_batches_by_prompt(batch.prompts, lengths, max_tokens, second_pass)
     else:
         whole = [len(prompt) + n for prompt, n in zip(batch.prompts, lengths)]
         cut = micro_batches(whole, max_tokens)
@@ -313,7 +315,7 @@ def rows_of_micro_batches(batch, max_tokens, policy):
     pairs = []
     for rows in cut:
         if rows and not policy.sharded:
-            _, once = forward_cost(batch.prompts, lengths, rows)
+            _, once = forward_cost(batch.prompts, lengths, rows, second_pass)
         else:
             once = policy.sharded  # and as many passes as the others in each
         pairs.append((torch.tensor(rows, dtype=torch.long), once and policy.shares_prompts))

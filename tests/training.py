@@ -16,12 +16,18 @@ from algorithms import resolve
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy, completion_mask
 from engine.model.networks import Networks, add_optimizer, first_critic, frozen, our_sampler
+from engine.model.pace import PACES
 from records import FIRST, Batch, Rollout
 from tests.examples import named
 from update import Limits, cut_into_minibatches, update
 
 CPU = torch.device("cpu")
 LONGEST = 48  # tokens of a completion of the toy
+
+
+def at_pace(monkeypatch, **habits):
+    """Give the CPU other habits (engine/model/pace.py), for example those of a GPU."""
+    monkeypatch.setitem(PACES, "cpu", replace(PACES["cpu"], **habits))
 
 
 def completions(tokenizer, n=6, seed=0):

@@ -1,25 +1,21 @@
 """What a forward pass costs in tokens if each prompt is computed once, and how completions are cut
 into micro-batches so that this costs little. The papers do not say how."""
 
-# a second pass takes about as long as computing this many more tokens. On a CPU: 160 with 0.1
-# million parameters, 90 with 0.4 million, 40 with 135 million
-SECOND_PASS = 128
 
-
-def forward_cost(prompts, lengths, rows):
+def forward_cost(prompts, lengths, rows, second_pass):
     """What it costs to compute these rows: (tokens, True or False).
 
     prompts: of each completion, a list of tokens. lengths: tokens of each completion. rows: indices
-    of some completions. True: two passes are cheaper. The first pass computes each different prompt
-    once, the second pass computes the completions. False: one pass computes prompt + completion of
-    each row. Padding counts.
+    of some completions. second_pass: what a second pass costs in tokens (pace.py). True: two passes
+    are cheaper. The first pass computes each different prompt once, the second pass computes the
+    completions. False: one pass computes prompt + completion of each row. Padding counts.
     """
     one_pass = len(rows) * max(len(prompts[i]) + lengths[i] for i in rows)
     different = {tuple(prompts[i]) for i in rows}
     prompt = max(map(len, different))
     completion = max(lengths[i] for i in rows)
     two_passes = two_pass_cost(len(different), prompt, len(rows), completion)
-    if two_passes + SECOND_PASS <= one_pass:
+    if two_passes + second_pass <= one_pass:
         return two_passes, True
     return one_pass, False
 
@@ -34,12 +30,12 @@ def two_pass_cost(questions, prompt, completions, length):
     return questions * prompt + completions * length + keys
 
 
-def micro_batches_by_prompt(prompts, lengths, max_tokens):
+def micro_batches_by_prompt(prompts, lengths, max_tokens, second_pass):
     """`allocate.micro_batches` for a model that computes each prompt once for its completions.
 
-    prompts, lengths: as for `forward_cost`, which counts the tokens here. First each question's
-    completions are cut into pieces of similar lengths. A cut repeats the prompt, but it saves
-    padding. Then pieces of similar lengths share a micro-batch. Returns lists of indices.
+    prompts, lengths, second_pass: as for `forward_cost`, which counts the tokens here. First each
+    question's completions are cut into pieces of similar lengths. A cut repeats the prompt, but it
+    saves padding. Then pieces of similar lengths share a micro-batch. Returns lists of indices.
     """
     groups = {}
     longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i])
@@ -49,13 +45,13 @@ def micro_batches_by_prompt(prompts, lengths, max_tokens):
     pieces = []
     for prompt, group in groups.items():
         own_lengths = [lengths[i] for i in group]
-        for start, end in best_cuts(own_lengths, len(prompt), max_tokens):
+        for start, end in best_cuts(own_lengths, len(prompt), max_tokens, second_pass):
             pieces.append(group[start:end])
     pieces.sort(key=lambda piece: -lengths[piece[0]])
     batches = pieces[:1]
     for piece in pieces[1:]:
         together = batches[-1] + piece
-        tokens, _ = forward_cost(prompts, lengths, together)
+        tokens, _ = forward_cost(prompts, lengths, together, second_pass)
         if tokens <= max_tokens:
             batches[-1] = together
         else:
@@ -63,7 +59,7 @@ def micro_batches_by_prompt(prompts, lengths, max_tokens):
     return batches
 
 
-def best_cuts(lengths, prompt, max_tokens):
+def best_cuts(lengths, prompt, max_tokens, second_pass):
     """Cut one question's completions so that two passes over each piece cost least in sum.
 
     lengths: the longest first. prompt: tokens of the prompt. A piece of two or more completions
@@ -76,7 +72,7 @@ def best_cuts(lengths, prompt, max_tokens):
             n = end - start
             one_pass = n * (prompt + lengths[start])
             two_passes = two_pass_cost(1, prompt, n, lengths[start])
-            cheaper = two_passes if two_passes + SECOND_PASS <= one_pass else one_pass
+            cheaper = two_passes if two_passes + second_pass <= one_pass else one_pass
             if n == 1 or cheaper <= max_tokens:
                 cost, pieces = best[start]
                 ways.append((cost + two_passes, [*pieces, (start, end)]))

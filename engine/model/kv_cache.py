@@ -7,7 +7,10 @@ the last running completions replace those that have ended.
 In scoring a prompt's layer is computed once, and its completions see it.
 """
 
+from dataclasses import dataclass
+
 import torch
+from torch.nn.functional import pad
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -18,31 +21,41 @@ CACHE = "cache" if hasattr(CausalLMOutputWithPast, "cache") else "past_key_value
 # --- sampling ---
 
 
-class RoomyLayer(DynamicLayer):
-    """Keys and values of one layer, (rows, heads, tokens, width). They are views into `all_keys`
-    and `all_values`, which have room for more tokens.
+@dataclass
+class Place:
+    """Where all layers of a cache write the next token, and what they show."""
 
-    layer: the DynamicLayer whose place this one takes. longest: tokens at most, with the prompt.
+    column: torch.Tensor  # (1,) int64, on the device: that of the next token
+    width: int  # columns that are seen, that of the next token included
+    room: int  # columns at most
+
+
+class RoomyLayer(DynamicLayer):
+    """Keys and values of one layer, (rows, heads, room, width of a head), with room for all tokens
+    to come. They stay where they are.
+
+    layer: the layer of the prompts, whose stead this one takes. place: the Place that all layers
+    share.
     """
 
-    def __init__(self, layer, longest):
+    def __init__(self, layer, place):
         super().__init__()
         self.lazy_initialization(layer.keys, layer.values)
-        rows, heads, _, width = layer.keys.shape
-        self.all_keys = layer.keys.new_empty(rows, heads, longest, width)
-        self.all_values = layer.values.new_empty(rows, heads, longest, layer.values.shape[3])
-        self.update(layer.keys, layer.values)
+        self.place = place
+        more = place.room - layer.keys.shape[2]
+        # what is hidden has to be finite, because 0 · NaN is NaN
+        self.keys = pad(layer.keys, (0, 0, 0, more))
+        self.values = pad(layer.values, (0, 0, 0, more))
 
     def update(self, keys, values, *args, **kwargs):
-        """Append tokens to each row. Returns all keys and values."""
-        rows = len(keys)
-        length = self.get_seq_length()
-        end = length + keys.shape[2]
-        self.all_keys[:rows, :, length:end] = keys
-        self.all_values[:rows, :, length:end] = values
-        self.keys = self.all_keys[:rows, :, :end]
-        self.values = self.all_values[:rows, :, :end]
-        return self.keys, self.values
+        """Write the next token of each row. Returns the keys and values that the rows see."""
+        self.keys.index_copy_(2, self.place.column, keys)
+        self.values.index_copy_(2, self.place.column, values)
+        width = self.place.width
+        return self.keys[:, :, :width], self.values[:, :, :width]
+
+    def get_seq_length(self):
+        return self.place.width - 1
 
     def reorder_cache(self, order):
         """Keep these rows, in this order; only those that move are copied. order: (n,), on the
@@ -51,8 +64,9 @@ class RoomyLayer(DynamicLayer):
         target = (order != torch.arange(n)).nonzero().squeeze(1)
         source = order[target].to(self.device, non_blocking=True)
         target = target.to(self.device, non_blocking=True)
-        self.keys[target] = self.keys[source]
-        self.values[target] = self.values[source]
+        for whole in (self.keys, self.values):
+            seen = whole[:, :, : self.place.width]
+            seen[target] = seen[source]
         self.keys = self.keys[:n]
         self.values = self.values[:n]
 

@@ -8,12 +8,9 @@ import torch
 from torch.nn.functional import linear, pad
 from torch.utils.checkpoint import checkpoint
 
+from engine.model.pace import PACES
 from engine.model.prompts import on_device, read_prompts_once, read_rows
 from grpo import token_entropies, token_logprobs
-
-# tokens × vocabulary scored at a time: 64 MB in float32; at most three tensors of this size exist
-# together
-CHUNK_ELEMENTS = 2**24
 
 
 @dataclass
@@ -46,7 +43,7 @@ class Policy:
                 states, targets, positions = completion_states(
                     model.base_model, batch, self.shares_prompts)
                 head = model.get_output_embeddings()
-                size = max(1, CHUNK_ELEMENTS // len(head.weight))
+                size = max(1, PACES[states.device.type].chunk_elements // len(head.weight))
                 scores = ThroughHead.apply(
                     states, targets, head.weight, head.bias, size, self.temperature, with_entropy)
         finally:

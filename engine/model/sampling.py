@@ -1,21 +1,16 @@
 """Sampling completions from the policy: the project's sampler. contract.py says what every
-sampler does."""
+sampler does, decoding.py writes the tokens."""
 
 import math
 
 import torch
-import torch.nn.functional as F
 from tqdm import tqdm
 
-from engine.base import progress
 from engine.base.errors import UserError
 from engine.model.contract import Completions, stop_tokens
+from engine.model.decoding import write_completions
 from engine.model.logprobs import completion_mask
-from engine.model.prompts import left_pad, on_device
-
-# every so many tokens the CPU asks the device which completions have ended: while it waits, a GPU
-# gets nothing to do
-ASK_EVERY = {"cpu": 1, "cuda": 8}
+from engine.model.prompts import on_device
 
 
 class Sampler:
@@ -114,124 +109,3 @@ def until_first_stop(tokens, logp, stop_ids, pad_id):
     tokens = tokens.masked_fill(~mask, pad_id)
     logp = logp[:, :width].masked_fill(~mask, 0.0)
     return Completions(tokens, lengths, truncated, logp, mask)
-
-
-@torch.inference_mode()  # less to keep than no_grad: a token of a tiny model is mostly overhead
-def write_completions(model, prompts, pad_id, sampling, stop_ids, u, tokens, logp):
-    """Sample completions of the prompts, and write them into `tokens` and `logp`, both (N, T).
-
-    u: (N, T) random numbers. A completion that has ended leaves the batch: on a CPU at once, on a
-    GPU at the next multiple of ASK_EVERY tokens.
-    """
-    # it imports transformers, which takes seconds: only once there is a model
-    from engine.model.kv_cache import CACHE, keep_rows
-
-    N, T = tokens.shape
-    device = model.device
-    every = ASK_EVERY[device.type]
-    longest = max(map(len, prompts))
-    logits, cache, mask, positions = read_prompts(model, prompts, pad_id, N // len(prompts), T)
-    # rows[i]: which completion is in row i of the running batch
-    rows = torch.arange(N, device=device)
-    for t in range(T):
-        progress.say("sampling", t + 1, T, "tokens")
-        token, token_logp = sample_token(logits, sampling, u[rows, t])
-        tokens[rows, t] = token
-        logp[rows, t] = token_logp
-        if t + 1 == T:
-            break
-        if (t + 1) % every == 0:
-            ended = torch.isin(tokens[rows, t + 1 - every : t + 1], stop_ids).any(1)
-            going_on = (~ended.cpu()).nonzero().squeeze(-1)  # here the CPU waits for the device
-            if len(going_on) == 0:
-                break
-            if len(going_on) < len(rows):
-                order = keep_rows(cache, going_on, device)
-                rows = rows[order]
-                token = token[order]
-                if mask is not None:
-                    mask = mask[order]
-                    positions = positions[order]
-        seen = None
-        if mask is not None:
-            seen = mask[:, : longest + t + 1]
-            positions = positions + 1
-        logits = model(
-            input_ids=token[:, None], attention_mask=seen, position_ids=positions,
-            use_cache=True, **{CACHE: cache},
-        ).logits[:, -1]
-
-
-def read_prompts(model, prompts, pad_id, group_size, new_tokens):
-    """(logits (N, V) of the first tokens, cache, mask, positions (N, 1)): each prompt is computed
-    once, then repeated.
-
-    mask and positions are None if no prompt is padded. The cache and the mask have room for
-    `new_tokens` tokens.
-    """
-    from transformers.cache_utils import DynamicLayer
-
-    from engine.model.kv_cache import CACHE, RoomyLayer
-
-    ids, mask = left_pad(prompts, pad_id, model.device)
-    padded = len(set(map(len, prompts))) > 1
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    if not padded:
-        mask = positions = None
-    out = model(
-        input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1
-    )
-    cache = getattr(out, CACHE)
-    order = torch.arange(len(ids), device=ids.device).repeat_interleave(group_size)
-    cache.reorder_cache(order)
-    for i, layer in enumerate(cache.layers):
-        # layers of another kind, for example of a sliding window or with a state in place of keys,
-        # stay as transformers made them
-        if type(layer) is DynamicLayer:
-            cache.layers[i] = RoomyLayer(layer, ids.shape[1] + new_tokens)
-            # otherwise transformers asks the device for each token whether the mask hides anything
-            cache.layers[i].is_compileable = padded
-    if padded:
-        positions = positions[order, -1:]
-        mask = F.pad(mask, (0, new_tokens), value=1)[order]
-    return out.logits[order, -1], cache, mask, positions
-
-
-def sample_token(logits, sampling, u=None):
-    """Sample one token per row of logits (N, V): (token (N,), logp (N,)). Temperature 0 takes the
-    most likely token.
-
-    u: (N,) float64 uniform random numbers in [0, 1), which choose the tokens.
-    """
-    logp = torch.log_softmax(logits.float() / (sampling.temperature or 1.0), -1)
-    if sampling.temperature == 0:
-        token = logits.argmax(-1)
-    else:
-        kept = logp
-        if sampling.top_k:
-            kept = most_likely(kept, sampling.top_k)
-        if sampling.top_p < 1:
-            kept = nucleus(kept, sampling.top_p)
-        # the first token v with p_1 + … + p_v > u · total. The total is less than 1 if tokens were
-        # dropped above. In float64 the sums are the same in whatever order a device adds, and
-        # u · total is below the total even after rounding
-        sums = kept.double().exp_().cumsum_(-1)
-        token = torch.searchsorted(sums, u[:, None] * sums[:, -1:], right=True).squeeze(-1)
-        # NaN is nowhere in order; `until_first_stop` refuses it
-        token.clamp_(max=logits.shape[-1] - 1)
-    return token, logp.gather(-1, token[:, None]).squeeze(-1)
-
-
-def most_likely(logp, top_k):
-    """logp (N, V), -∞ for all but the top_k most likely tokens."""
-    smallest = logp.topk(min(top_k, logp.shape[-1])).values[:, -1:]
-    return logp.masked_fill(logp < smallest, -torch.inf)
-
-
-def nucleus(logp, top_p):
-    """logp (N, V), -∞ for a token if the more likely tokens already hold top_p of the
-    probability."""
-    order = logp.argsort(-1, descending=True)
-    p = logp.gather(-1, order).softmax(-1)
-    dropped = p.cumsum(-1) - p >= top_p
-    return logp.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf)

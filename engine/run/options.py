@@ -125,8 +125,9 @@ class DeviceOptions:
         "auto", "what is computed in: float32 or bfloat16; auto: bfloat16 on a GPU, and on a CPU "
         "with AMX for models of 10 million parameters and more; weights that are trained are "
         "always float32", choices=("auto", "float32", "bfloat16"))
-    micro_batch_tokens: int = option(
-        2048, "tokens in a micro-batch: prompts, completions and padding", limits="[1, ∞)")
+    micro_batch_tokens: int | None = option(
+        None, "tokens in a micro-batch: prompts, completions and padding; else 2048 on a CPU, and "
+        "on a GPU up to 16384, if the memory plan says that they fit", limits="[1, ∞)")
     gradient_checkpointing: bool = option(
         False, "keep only the layers' inputs for the backward pass: less memory, a third more time")
     shard: str = option(

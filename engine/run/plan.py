@@ -26,13 +26,15 @@ long as allowed. A layer is that of a dense decoder with RMSNorm, a gated MLP an
 
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 
-from engine.base import ranks
+from engine.base import progress, ranks
+from engine.base.errors import UserError
 from engine.model.costs import two_pass_cost
 from engine.model.folders import prompt_room
-from engine.model.logprobs import CHUNK_ELEMENTS
+from engine.model.pace import PACES
 from engine.model.precision import TINY, choose_dtype
 from engine.run.config import algorithm_of
 from engine.run.shapes import skeleton, widths
@@ -41,6 +43,8 @@ GB = 10**9
 # share of a device's memory; the rest is for CUDA's context, NCCL's buffers and gaps between
 # tensors
 USABLE = 0.95
+GPU = PACES["cuda"]
+SMALLEST = 2048  # tokens of a micro-batch; for fewer, --micro_batch_tokens has to be given
 
 
 @dataclass
@@ -51,6 +55,7 @@ class Plan:
     questions: int  # of a step, on each device
     at_once: int  # of these, questions that are sampled together
     sampler_starts: bool  # False: its share of a device does not hold its weights and a completion
+    micro_batch_tokens: int  # the option, or what was chosen
     items: dict  # {name: (bytes in the generation, bytes in the update)} on each device
 
     @property
@@ -67,8 +72,18 @@ def plan(options, devices=None):
     """The Plan of a run. options: all of its options, as attributes. devices: how many; None: as
     many as torchrun has started.
 
+    Without --micro_batch_tokens it is the plan with the largest power of two up to GPU's that fits.
+    With shards it is the next smaller one: there the run cannot halve it if memory runs out.
+
     Raises UserError if the model cannot be planned.
     """
+    if options.micro_batch_tokens is None:
+        tokens = GPU.micro_batch_tokens
+        while tokens > SMALLEST and not plan_with(options, devices, tokens).fits:
+            tokens //= 2
+        if options.shard == "full":
+            tokens = max(SMALLEST, tokens // 2)
+        return plan_with(options, devices, tokens)
     algorithm = algorithm_of(options)
     model = skeleton(options.model)
     shape = model.config.get_text_config()
@@ -107,18 +122,39 @@ def plan(options, devices=None):
         _, gradients = items["gradients"]
         items["gradients"] = (0, max(0, gradients - activations))
     # for a chunk of completion tokens, in float32: logits, logits / temperature, log-softmax
-    chunk = min(CHUNK_ELEMENTS, tokens * completion // row * shape.vocab_size)
+    chunk = min(GPU.chunk_elements, tokens * completion // row * shape.vocab_size)
     items["logits"] = (0, 12 * chunk)
-    return Plan(devices, device, trained, questions, at_once, sampler_starts, items)
+    return Plan(devices, device, trained, questions, at_once, sampler_starts,
+                options.micro_batch_tokens, items)
+
+
+def plan_with(options, devices, tokens):
+    """The Plan with another --micro_batch_tokens."""
+    changed = SimpleNamespace(**vars(options) | {"micro_batch_tokens": tokens})
+    return plan(changed, devices)
+
+
+def choose_micro_batch_tokens(options, device):
+    """Tokens of a micro-batch in a run on this device: the option, or what suits the device. Ranks
+    take the smallest of theirs."""
+    tokens = options.micro_batch_tokens or PACES[device.type].micro_batch_tokens
+    if options.micro_batch_tokens is None and device.type == "cuda":
+        try:
+            tokens = plan(options).micro_batch_tokens
+        except UserError:  # a model that cannot be planned
+            tokens = SMALLEST
+        tokens = min(ranks.gather([tokens]))
+        progress.note(f"A micro-batch has up to {tokens} tokens.")
+    return tokens
 
 
 def device_of(gigabytes, dtype):
     """(bytes of a device, bytes per number in the dtype that the run computes in).
 
-    gigabytes: of --plan. 0: this machine's GPU, or 80 GB without one. Another device than this
-    machine's is taken to have bfloat16.
+    gigabytes: of --plan. None or 0: this machine's GPU, or 80 GB without one. Another device than
+    this machine's is taken to have bfloat16.
     """
-    if gigabytes == 0 and torch.cuda.is_available():
+    if not gigabytes and torch.cuda.is_available():
         gpu = torch.device("cuda")
         size = torch.cuda.get_device_properties(gpu).total_memory
         # a GPU's choice does not depend on the number of parameters
@@ -195,7 +231,8 @@ def minibatch_tokens(algorithm, devices, prompt, completion):
     whole = devices * algorithm.questions_per_step * algorithm.k / algorithm.minibatches
     kept = min(questions * algorithm.k, math.ceil(whole))
     two_passes = two_pass_cost(questions, prompt, kept, completion)
-    return min(kept * (prompt + completion), two_passes)
+    one_pass = kept * (prompt + completion)
+    return two_passes if two_passes + GPU.second_pass <= one_pass else one_pass
 
 
 def token_memory(shape, compute, options):

@@ -28,7 +28,8 @@ def print_plan(options, notes):
     questions = count(p.questions, "question")
     note(f"{options.algorithm}, {options.model}: {p.trained:,} trained parameters")
     note(f"devices: {p.devices} of {p.device / GB:.3g} GB")
-    note(f"a step on each device: {questions}, {p.at_once} sampled at a time")
+    note(f"a step on each device: {questions}, {p.at_once} sampled at a time, micro-batches of "
+         f"{p.micro_batch_tokens} tokens")
     note("\nGB per device   generation      update")
     for name, moments in p.items.items():
         note(row(name, moments))
@@ -43,7 +44,7 @@ def print_plan(options, notes):
     note(f"\nIt {verdict(p)}: {room}")
 
     note("\nGB at the peak  generation      update   with one change")
-    for words, devices in levers(options, p.devices):
+    for words, devices in levers(options, p):
         changes = given(Config, words.split())
         changed = plan(SimpleNamespace(**vars(options) | changes), devices)
         if devices > p.devices:
@@ -62,13 +63,13 @@ def verdict(p):
     return "fits" if p.fits else "does not fit"
 
 
-def levers(o, devices):
+def levers(o, p):
     """Yields (what to type, on how many devices): each change that saves memory, alone.
 
-    Left out is what the run already has or does not take. o: its options. devices: their number
-    now.
+    Left out is what the run already has or does not take. o: its options. p: its Plan.
     """
-    smaller = TOKENS if o.micro_batch_tokens > TOKENS else o.micro_batch_tokens // 2
+    devices, tokens = p.devices, p.micro_batch_tokens
+    smaller = TOKENS if tokens > TOKENS else tokens // 2
     if smaller:
         yield f"--micro_batch_tokens {smaller}", devices
     if not o.gradient_checkpointing:

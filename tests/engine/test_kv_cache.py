@@ -8,7 +8,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from engine.model.contract import Sampling
-from engine.model.kv_cache import RoomyLayer, keep_rows
+from engine.model.kv_cache import Place, RoomyLayer, keep_rows
 from engine.model.sampling import Sampler
 from tests.engine.test_logprobs import make
 from tests.training import completion_logprobs
@@ -31,29 +31,37 @@ def test_logp_is_that_of_a_pass_without_a_cache(kind):
     torch.testing.assert_close(logp, drawn.logp, rtol=1e-3, atol=1e-4)
 
 
-def filled(rows=3, length=4, repeats=2, longest=11):
+def filled(rows=6, length=4, room=11):
     cache = DynamicCache()
     x = torch.randn(2, rows, 2, length, 5)
     cache.update(*x, 0)
-    cache.reorder_cache(torch.arange(rows).repeat_interleave(repeats))
-    cache.layers[0] = RoomyLayer(cache.layers[0], longest)
-    return cache, x.repeat_interleave(repeats, 1)
+    place = Place(torch.tensor([length]), length, room)
+    cache.layers[0] = RoomyLayer(cache.layers[0], place)
+    return cache, place, x
+
+
+def append(cache, place, new):
+    """The keys and values that are seen after one more token."""
+    place.width += 1
+    seen = cache.update(*new, 0)
+    place.column += 1
+    return seen
 
 
 @pytest.mark.parametrize("kept", [[0, 2, 5], [3, 4, 5], [5], [0, 1, 2, 3, 4, 5]])
 def test_tokens_are_appended_in_place_to_the_rows_that_stay(kept):
-    cache, expected = filled()
+    cache, place, expected = filled()
     layer = cache.layers[0]
-    addresses = [layer.all_keys.data_ptr(), layer.all_values.data_ptr()]
+    addresses = [layer.keys.data_ptr(), layer.values.data_ptr()]
     for _ in range(2):
         new = torch.randn(2, 6, 2, 1, 5)
         expected = torch.cat([expected, new], 3)
-        for seen, x in zip(cache.update(*new, 0), expected):
+        for seen, x in zip(append(cache, place, new), expected):
             assert torch.equal(seen, x)
     order = keep_rows(cache, torch.tensor(kept), "cpu")
     assert sorted(order.tolist()) == kept
     new = torch.randn(2, len(kept), 2, 1, 5)
-    for seen, x in zip(cache.update(*new, 0), torch.cat([expected[:, order], new], 3)):
+    for seen, x in zip(append(cache, place, new), torch.cat([expected[:, order], new], 3)):
         assert torch.equal(seen, x)
     assert [layer.keys.data_ptr(), layer.values.data_ptr()] == addresses
-    assert cache.get_seq_length() == 7
+    assert cache.get_seq_length() == 6  # transformers asks before a token is written

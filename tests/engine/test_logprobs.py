@@ -24,7 +24,7 @@ from engine.model.logprobs import Policy, completion_mask, recompute_layers
 from engine.model.prompts import shares_prompts
 from records import Batch
 from tests.examples import seeded
-from tests.training import completion_logprobs
+from tests.training import at_pace, completion_logprobs
 from update import cut_into_micro_batches
 
 SIZES = {
@@ -94,7 +94,7 @@ def test_scores_and_gradients_equal_those_of_plain_forward_passes(
     """of_entropy: its weight in the loss; 0: the loss does not look at it."""
     model, rows = make(kind), rows_of(1, 1, 1, 1)
     # five tokens at a time: several chunks
-    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 5 * model.config.vocab_size)
+    at_pace(monkeypatch, chunk_elements=5 * model.config.vocab_size)
     weights = torch.linspace(-1, 1, 28).view(4, 7)
     found = completion_logprobs(model, *rows, temperature=temperature, with_entropy=True)
     expected = plain_scores(model, *rows, temperature)
@@ -115,7 +115,7 @@ def test_no_more_than_one_chunk_of_logits_is_worked_on_and_none_is_held(
     elements, tokens_per_chunk, monkeypatch
 ):
     """A chunk holds at least one token, even if the vocabulary is larger than a chunk."""
-    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", elements)
+    at_pace(monkeypatch, chunk_elements=elements)
     model, rows, sizes, held = make("llama, untied"), rows_of(1, 1, 1, 1), [], []
     monkeypatch.setattr(
         logprobs, "linear", lambda x, *rest: sizes.append(len(x)) or linear(x, *rest))
@@ -137,7 +137,7 @@ def wide():
 
 def heads_gradient(model, args, tokens_per_chunk, monkeypatch, dtype=torch.float32):
     """The gradients of the head's weight and bias, as one vector each."""
-    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 500 * tokens_per_chunk)
+    at_pace(monkeypatch, chunk_elements=500 * tokens_per_chunk)
     model.zero_grad()
     logp = completion_logprobs(model, *args, dtype=dtype)
     (logp * torch.linspace(-1, 1, logp.numel()).view_as(logp)).sum().backward()

@@ -1,22 +1,34 @@
 """Sampling: what is drawn, what leaves the batch, and that the scorer agrees with the sampler."""
 
+import copy
+
 import pytest
 import torch
+from peft import LoraConfig
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine.model import decoding, shards
 from engine.model.contract import Sampling, stop_tokens
-from engine.model.sampling import ASK_EVERY, Sampler, sample_token
+from engine.model.decoding import sample_token
+from engine.model.pace import PACES
+from engine.model.sampling import Sampler
+from tests.engine.graphs import Answers, graphs_on_a_cpu
 from tests.examples import seeded
-from tests.training import completion_logprobs
+from tests.training import at_pace, completion_logprobs
+
+# the host's habits: those of a CPU, with fewer questions to the device, and those of a GPU
+HABITS = {
+    "cpu": {},
+    "asks less": {"ask_every": 8},
+    "gpu": {"ask_every": 4, "leave_at": 0.5, "columns": 16, "records": True},
+}
 
 
-# how often the device is asked which completions have ended: as on a CPU and as on a GPU. Nothing
-# below depends on it
-@pytest.fixture(params=[1, 8], autouse=True)
-def every(request, monkeypatch):
-    monkeypatch.setitem(ASK_EVERY, "cpu", request.param)
-    return request.param
+@pytest.fixture(params=HABITS, autouse=True)
+def habits(request, monkeypatch):
+    """Nothing below depends on them. Returns the graphs that are recorded."""
+    at_pace(monkeypatch, **HABITS[request.param])
+    return graphs_on_a_cpu(monkeypatch)
 
 
 PROMPTS = ["1+2+3+4+5=?", "9-8=?", "7+8-3=?"]  # of different lengths
@@ -48,10 +60,11 @@ def test_greedy_equals_generate_of_transformers(loaded):
         assert prompt + tokens[:length].tolist() == reference.tolist()
 
 
-def test_rows_that_have_ended_leave_when_the_device_is_asked(loaded, every, monkeypatch):
-    rows = []
+@pytest.mark.parametrize("habits", ["cpu", "asks less"], indirect=True)
+def test_rows_that_have_ended_leave_when_the_device_is_asked(loaded, monkeypatch):
+    rows, every = [], PACES["cpu"].ask_every
     monkeypatch.setattr(
-        "engine.model.sampling.sample_token",
+        "engine.model.decoding.sample_token",
         lambda logits, *args: rows.append(len(logits)) or sample_token(logits, *args),
     )
     _, drawn = run(loaded, group=16, max_new_tokens=24)
@@ -74,22 +87,9 @@ def test_log_probabilities_that_are_not_finite_are_an_error(loaded):
         run(loaded)
 
 
-class Answers(TorchDispatchMode):
-    """Counts the operations for whose result the host would wait for a GPU."""
-
-    count = 0
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        name = operation.overloadpacket.__name__
-        self.count += name in (
-            "_local_scalar_dense", "nonzero", "masked_select", "equal", "multinomial", "_unique2",
-        )
-        return operation(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[1:2]])
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.9, "top_k": 5}])
-@pytest.mark.parametrize("every", [8], indirect=True)
+@pytest.mark.parametrize("habits", ["asks less"], indirect=True)
 def test_the_host_waits_for_less_than_one_answer_a_token(loaded, prompts, options):
     """If prompts are padded, transformers would ask for each token whether the mask hides
     anything."""
@@ -101,6 +101,75 @@ def test_the_host_waits_for_less_than_one_answer_a_token(loaded, prompts, option
     assert asked.count <= 24 / 8 + 4
 
 
+@pytest.mark.parametrize("habits", ["gpu"], indirect=True)
+def test_a_gpu_records_a_step_for_each_width_and_whenever_half_of_the_rows_have_left(
+    loaded, habits, monkeypatch
+):
+    passes = []
+    loaded[0].get_input_embeddings().register_forward_hook(
+        lambda module, args, out: passes.append(len(out)))
+    _, drawn = run(loaded, group=16, max_new_tokens=40)
+    prompts, first, *recorded = passes
+    assert (prompts, first) == (3, 48)  # the first step prepares, and is not recorded
+    steps = drawn.lengths.max() - 1
+    assert len(habits) == len(recorded)
+    # each is repeated until another is recorded; the last tokens are those of no completion
+    assert steps <= 1 + sum(graph.replays for graph in habits) < steps + 4
+    widths, longest = set(), len(loaded[1].encode(PROMPTS[0]))
+    expected, running = [], 48
+    for t in range(2, 2 + sum(graph.replays for graph in habits)):
+        going_on = int((drawn.lengths > t).sum())
+        if t % 4 == 0 and going_on <= running / 2:
+            running, widths = going_on, set()
+        width = -(-(longest + t) // 16)
+        if width not in widths:
+            widths.add(width)
+            expected.append(running)
+    assert recorded == expected and len({*recorded}) > 1 and len(recorded) > len({*recorded})
+
+
+@pytest.mark.parametrize("habits", ["gpu"], indirect=True)
+def test_a_model_that_asks_the_device_is_sampled_without_a_graph_and_the_user_is_told(
+    loaded, habits, capsys
+):
+    decoding.note_once.cache_clear()
+    _, expected = run(loaded)
+    assert habits and "slow" not in capsys.readouterr().out
+    count = len(habits)
+    for _ in range(2):
+        with loaded[0].get_input_embeddings().register_forward_hook(
+            lambda module, args, out: out if out.sum().item() else out
+        ):
+            _, drawn = run(loaded)
+        assert torch.equal(drawn.tokens, expected.tokens)
+        assert torch.equal(drawn.logp, expected.logp)
+    assert len(habits) == count
+    [line] = capsys.readouterr().out.splitlines()  # once
+    assert "sampling is slow" in line and "not permitted" in line
+
+
+def test_after_a_refresh_and_with_adapters_the_new_weights_are_sampled(loaded):
+    model, tokenizer = loaded
+    sampler = Sampler(copy.deepcopy(model), tokenizer, copy=True)
+    prompts, how = [tokenizer.encode(prompt) for prompt in PROMPTS], Sampling(20)
+    before = sampler.sample(prompts, 4, how, 3)
+    rows = [prompt for prompt in prompts for _ in range(4)]
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.1)
+    sampler.free_memory()
+    sampler.refresh(shards.whole_weights(model, sampler.dtype))
+    torch.manual_seed(0)
+    for adapter in (False, True):
+        if adapter:
+            model.add_adapter(LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+            sampler = Sampler(model, tokenizer)
+        drawn = sampler.sample(prompts, 4, how, 3)
+        assert drawn.tokens.tolist() != before.tokens.tolist()
+        scored = completion_logprobs(model, rows, drawn.tokens, drawn.mask)
+        assert_close(scored, drawn.logp, rtol=1e-4, atol=1e-5)
+
+
 def forgetful(loaded, monkeypatch, room):
     """A Sampler on a device that has memory for `room` completions of this model, and runs out of
     it after some tokens."""
@@ -108,11 +177,11 @@ def forgetful(loaded, monkeypatch, room):
 
     def choose(logits, *rest):
         tokens.append(len(logits))
-        if len(tokens) % 5 == 0 and len(logits) > room:
+        if len(tokens) % 5 > 1 and len(logits) > room:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return sample_token(logits, *rest)
 
-    monkeypatch.setattr("engine.model.sampling.sample_token", choose)
+    monkeypatch.setattr("engine.model.decoding.sample_token", choose)
     return sampler
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from cppo import batch_rows, prune
-from engine.model import logprobs
 from experiments import gradients, memory, plan, vs_trl
 from experiments.library import rules
 from family.dapo import token_mean_weights
 from family.drgrpo import constant_weights
 from grpo import group_advantages, sequence_mean_weights
+from tests.training import at_pace
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ def test_memory(tmp_path, monkeypatch):
     small = {"VOCABULARY": 8192, "TOKENS": 64, "KEPT": [16, 2], "MOST_NAIVE": 16}
     for name, value in small.items():
         monkeypatch.setattr(memory, name, value)
-    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 2**20)
+    at_pace(monkeypatch, chunk_elements=2**20)
     memory.main(["--output", str(tmp_path)])
     result = json.loads((tmp_path / "memory.json").read_text())
     peak = {(row["k"], row["way"]): row["peak"] for row in result["points"]}
