@@ -15,9 +15,9 @@ from tqdm import tqdm
 from allocate import micro_batches
 from engine.base import progress, ranks
 from engine.model import shards
-from engine.model.costs import forward_cost, micro_batches_by_prompt
 from engine.model.logprobs import computed_lengths
 from engine.model.pace import PACES
+from engine.model.prompts import forward_cost, micro_batches_by_prompt
 from family.ppo import value_loss
 from grpo import kl_k3
 from records import Batch, Cut

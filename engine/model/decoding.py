@@ -8,13 +8,15 @@ changes what stands in its tensors, but not where they stand, and asks the devic
 
 import functools
 import math
+from dataclasses import dataclass
 from functools import partial
 
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import pad
 
 from engine.base import progress
 from engine.base.errors import one_line
+from engine.model.contract import Sampling
 from engine.model.pace import PACES
 from engine.model.prompts import left_pad
 
@@ -27,142 +29,36 @@ def write_completions(model, prompts, pad_id, sampling, stop_ids, u, tokens, log
     """
     T = tokens.shape[1]
     pace = PACES[model.device.type]
-    rows = Rows(model, sampling, stop_ids, u, tokens, logp)
-    rows.draw(rows.read_prompts(prompts, pad_id, pace.records))
-    step = Repeated(rows.step, pace.records and rows.plain)
-    if pace.records and not rows.plain:
-        note_once("note: sampling is slow, because this model keeps more than keys and values. So "
-                  "a step is not recorded as a CUDA graph.")
+    rows, logits = read_prompts(model, prompts, pad_id, sampling, stop_ids, u, tokens, logp)
+    rows.step(logits)
+    records, graph = pace.records, None
+    if records and not rows.plain:
+        records = False
+        tell_once("This model keeps more than keys and values: each of its tokens starts all kernels "
+                  "one by one, which is slow.")
     for t in range(1, T):
         progress.say("sampling", t + 1, T, "tokens")
+        running = len(rows.ended)
         if t % pace.ask_every == 0:
             going_on = (~rows.ended.cpu()).nonzero().squeeze(1)  # here the host waits
-            running = len(rows.ended)
             if len(going_on) == 0:
                 break
             if len(going_on) < running and len(going_on) <= pace.leave_at * running:
                 rows.keep(going_on)
-                step.forget()
-        if rows.widen(t, pace.columns if rows.plain else 1):
-            step.forget()
-        step()
-
-
-class Rows:
-    """The completions that are being written, one row each: n of N."""
-
-    def __init__(self, model, sampling, stop_ids, u, tokens, logp):
-        self.model, self.sampling, self.stop_ids = model, sampling, stop_ids
-        # of all completions, (N, T)
-        self.u, self.tokens, self.logp = u, tokens, logp
-        N, _ = tokens.shape
-        new = partial(torch.zeros, device=tokens.device)
-        self.t = new(1, dtype=torch.long)  # the next token
-        self.number = torch.arange(N, device=tokens.device)  # (n,): which completion each row is
-        self.newest = new((N, 1), dtype=torch.long)  # the last token that was drawn
-        self.ended = new(N, dtype=torch.bool)
-
-    def read_prompts(self, prompts, pad_id, with_mask):
-        """Logits (N, V) of the first tokens. Each prompt is computed once, then repeated.
-
-        with_mask: whether a plain cache needs a mask even if no prompt is padded.
-        """
-        # it imports transformers, which takes seconds: only once there is a model
-        from engine.model.kv_cache import CACHE, DynamicLayer, Place, RoomyLayer
-
-        N, T = self.tokens.shape
-        ids, mask = left_pad(prompts, pad_id, self.tokens.device)
-        Q, L = ids.shape
-        padded = len(set(map(len, prompts))) > 1
-        position = (mask.cumsum(1) - 1).clamp(min=0)
-        out = self.model(
-            input_ids=ids, attention_mask=mask if padded else None, position_ids=position,
-            use_cache=True, logits_to_keep=1)
-        order = torch.arange(Q, device=ids.device).repeat_interleave(N // Q)
-        self.cache = getattr(out, CACHE)
-        self.cache.reorder_cache(order)
-        kinds = {type(layer) for layer in self.cache.layers}
-        self.plain = kinds == {DynamicLayer}  # each row keeps its keys and values, and nothing else
-        self.place = Place(torch.full((1,), L, device=ids.device), L, L + T)
-        for i, layer in enumerate(self.cache.layers):
-            # a layer of another kind, for example of a sliding window or with a state in place of
-            # keys, stays as transformers made it
-            if type(layer) is DynamicLayer:
-                self.cache.layers[i] = RoomyLayer(layer, self.place)
-        self.position = position[order, -1:]  # of the newest tokens
-        self.mask = None  # every row sees every column
-        if padded or (with_mask and self.plain):
-            mask = F.pad(mask, (0, T))[order]
-            # transformers takes a mask of four dimensions as it is
-            self.mask = mask[:, None, None].bool() if self.plain else mask
-        return out.logits[order, -1]
-
-    def draw(self, logits):
-        """Draw the next token of each row, and write it down."""
-        token, logp = sample_token(logits, self.sampling, self.u[self.number, self.t])
-        self.tokens[self.number, self.t] = token
-        self.logp[self.number, self.t] = logp
-        self.newest.copy_(token[:, None])
-        self.ended |= (self.newest == self.stop_ids).any(1)
-        self.t += 1
-
-    def step(self):
-        """Read the newest token of each row, and draw the next one."""
-        from engine.model.kv_cache import CACHE
-
-        self.position += 1
-        seen = None
-        if self.mask is not None:
-            self.mask.index_fill_(-1, self.place.column, 1)
-            seen = self.mask[..., : self.place.width]
-        logits = self.model(
-            input_ids=self.newest, attention_mask=seen, position_ids=self.position,
-            use_cache=True, **{CACHE: self.cache},
-        ).logits[:, -1]
-        self.place.column += 1
-        self.draw(logits)
-
-    def widen(self, t, columns):
-        """Let the rows see the column of token t − 1, in a multiple of `columns`. Returns whether
-        they see more than before."""
-        place, before = self.place, self.place.width
-        needed = self.place.room - self.tokens.shape[1] + t
-        place.width = min(math.ceil(needed / columns) * columns, place.room)
-        return place.width > before
-
-    def keep(self, going_on):
-        """Only these rows go on. going_on: (n,), ascending, on the CPU."""
-        from engine.model.kv_cache import keep_rows
-
-        order = keep_rows(self.cache, going_on, self.tokens.device)
-        for name in ("number", "newest", "ended", "position", "mask"):
-            x = getattr(self, name)
-            setattr(self, name, None if x is None else x[order])
-
-
-class Repeated:
-    """A step that is called again and again; if `records`, from the second time on as a CUDA
-    graph."""
-
-    def __init__(self, step, records):
-        self.step = step
-        self.records = records
-        self.warm = False  # the first time prepares what has to be prepared once
-        self.graph = None
-
-    def forget(self):
-        """Its tensors are others now."""
-        self.graph = None
-
-    def __call__(self):
-        if self.records and self.warm and self.graph is None:
-            self.graph = record(self.step)
-            self.records = self.graph is not None
-        if self.graph is None:
-            self.step()
+                graph = None
+        # the column of token t − 1 is seen now
+        needed = rows.prompt + t
+        if needed > rows.place.width:
+            multiple = pace.columns if rows.plain else 1
+            rows.place.width = min(math.ceil(needed / multiple) * multiple, rows.prompt + T)
+            graph = None
+        if records and t > 1 and graph is None:  # the first step prepares what is prepared once
+            graph = record(rows.step)
+            records = graph is not None
+        if graph is None:
+            rows.step()
         else:
-            self.graph.replay()
-        self.warm = True
+            graph.replay()
 
 
 def record(step):
@@ -174,12 +70,119 @@ def record(step):
             step()
         return graph
     except RuntimeError as error:
-        torch.cuda.set_stream(stream)  # after an error it is still the one that records
-        note_once("note: sampling is slow, because a step cannot be recorded as a CUDA graph "
-                  f"({one_line(error)}).")
+        torch.cuda.set_stream(stream)  # after an error it would be the one that records
+        tell_once("A token cannot be recorded as a CUDA graph, so it starts all kernels one by one, "
+                  f"which is slow ({one_line(error)}).")
 
 
-note_once = functools.cache(progress.note)  # a sentence, once in a process
+@functools.cache  # once in a process
+def tell_once(sentence):
+    progress.note(f"note: {sentence}")
+
+
+@dataclass
+class Rows:
+    """The completions that are being written, one row each: n of N."""
+
+    model: torch.nn.Module
+    sampling: Sampling
+    stop_ids: torch.Tensor
+    # of all completions, (N, T)
+    u: torch.Tensor
+    tokens: torch.Tensor
+    logp: torch.Tensor
+    # of the rows
+    cache: object  # of transformers
+    place: object  # the Place that its layers share
+    plain: bool  # whether it holds the keys and values of every token, and nothing else
+    prompt: int  # columns of the prompts
+    number: torch.Tensor  # (n,): which completion is in each row
+    position: torch.Tensor  # (n, 1), of the newest token
+    # (n, 1, 1, columns), if the cache is plain: 0 for a column that a row sees, −∞ for another,
+    # which torch adds to the scores. Else (n, columns): 1 and 0. None: every row sees every column
+    mask: torch.Tensor | None
+    newest: torch.Tensor  # (n, 1): the last token that was drawn
+    ended: torch.Tensor  # (n,) bool
+    t: torch.Tensor  # (1,): the token that is drawn next
+
+    def step(self, logits=None):
+        """Read the newest token of each row, and draw the next one. logits: (n, V), of the first
+        tokens, for which nothing is left to read."""
+        from engine.model.kv_cache import CACHE
+
+        if logits is None:
+            self.position += 1
+            seen = None
+            if self.mask is not None:
+                self.mask.index_fill_(-1, self.place.column, 0 if self.plain else 1)
+                seen = self.mask[..., : self.place.width]
+            out = self.model(
+                input_ids=self.newest, attention_mask=seen, position_ids=self.position,
+                use_cache=True, **{CACHE: self.cache})
+            logits = out.logits[:, -1]
+            self.place.column += 1
+        token, logp = sample_token(logits, self.sampling, self.u[self.number, self.t])
+        self.tokens[self.number, self.t] = token
+        self.logp[self.number, self.t] = logp
+        self.newest.copy_(token.unsqueeze(1))
+        self.ended |= (self.newest == self.stop_ids).any(1)
+        self.t += 1
+
+    def keep(self, going_on):
+        """Go on with these rows only. going_on: (n,), ascending, on the CPU.
+
+        The last ones replace those that leave, so few are copied.
+        """
+        order = torch.arange(len(going_on))
+        free = torch.ones(len(going_on), dtype=torch.bool)
+        free[going_on[going_on < len(order)]] = False
+        order[free] = going_on[going_on >= len(order)]
+        self.cache.reorder_cache(order)
+        order = order.to(self.tokens.device, non_blocking=True)
+        for name in ("number", "position", "newest", "ended"):
+            setattr(self, name, getattr(self, name)[order])
+        if self.mask is not None:
+            self.mask = self.mask[order]
+
+
+def read_prompts(model, prompts, pad_id, sampling, stop_ids, u, tokens, logp):
+    """(Rows, logits (N, V) of the first tokens): each prompt is computed once, then repeated. The
+    arguments are those of `write_completions`."""
+    # it imports transformers, which takes seconds: only once there is a model
+    from engine.model.kv_cache import CACHE, DynamicLayer, Place, RoomyLayer
+
+    N, T = tokens.shape
+    new = partial(torch.zeros, device=tokens.device)
+    ids, mask = left_pad(prompts, pad_id, tokens.device)
+    Q, L = ids.shape
+    padded = len(set(map(len, prompts))) > 1
+    position = (mask.cumsum(1) - 1).clamp(min=0)
+    out = model(
+        input_ids=ids, attention_mask=mask if padded else None, position_ids=position,
+        use_cache=True, logits_to_keep=1)
+    order = torch.arange(Q, device=ids.device).repeat_interleave(N // Q)
+    cache = getattr(out, CACHE)
+    cache.reorder_cache(order)
+    plain = {type(layer) for layer in cache.layers} == {DynamicLayer}
+    place = Place(new(1, dtype=torch.long) + L, L)
+    for i, layer in enumerate(cache.layers):
+        # a layer of another kind, for example of a sliding window or with a state in place of keys,
+        # stays as transformers made it
+        if type(layer) is DynamicLayer:
+            cache.layers[i] = RoomyLayer(layer, L + T, place)
+    mask = pad(mask, (0, T))[order]
+    if plain:  # transformers takes a mask of four dimensions as it is
+        hidden = (mask == 0)[:, None, None]
+        mask = new(hidden.shape, dtype=out.logits.dtype).masked_fill_(hidden, -torch.inf)
+    # on a GPU a row of a plain cache sees columns that are not written yet
+    if not padded and not (plain and PACES[ids.device.type].columns > 1):
+        mask = None
+    rows = Rows(
+        model, sampling, stop_ids, u, tokens, logp, cache, place, plain, L,
+        number=torch.arange(N, device=ids.device), position=position[order, -1:], mask=mask,
+        newest=new((N, 1), dtype=torch.long), ended=new(N, dtype=torch.bool),
+        t=new(1, dtype=torch.long))
+    return rows, out.logits[order, -1]
 
 
 def sample_token(logits, sampling, u=None):

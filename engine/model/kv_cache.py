@@ -27,35 +27,36 @@ class Place:
 
     column: torch.Tensor  # (1,) int64, on the device: that of the next token
     width: int  # columns that are seen, that of the next token included
-    room: int  # columns at most
 
 
 class RoomyLayer(DynamicLayer):
-    """Keys and values of one layer, (rows, heads, room, width of a head), with room for all tokens
-    to come. They stay where they are.
+    """Keys and values of one layer, (rows, heads, columns, width of a head), with room for all
+    tokens to come. They are views into `all_keys` and `all_values`, which stay where they are.
 
-    layer: the layer of the prompts, whose stead this one takes. place: the Place that all layers
-    share.
+    layer: the layer of the prompts, whose stead this one takes. room: columns at most. place: the
+    Place that all layers share.
     """
 
-    def __init__(self, layer, place):
+    def __init__(self, layer, room, place):
         super().__init__()
         self.lazy_initialization(layer.keys, layer.values)
         self.place = place
-        more = place.room - layer.keys.shape[2]
+        width = layer.keys.shape[2]
+        more = (0, 0, 0, room - width)
         # what is hidden has to be finite, because 0 · NaN is NaN
-        self.keys = pad(layer.keys, (0, 0, 0, more))
-        self.values = pad(layer.values, (0, 0, 0, more))
+        self.all_keys = pad(layer.keys, more)
+        self.all_values = pad(layer.values, more)
+        self.keys = self.all_keys[:, :, :width]
+        self.values = self.all_values[:, :, :width]
 
     def update(self, keys, values, *args, **kwargs):
         """Write the next token of each row. Returns the keys and values that the rows see."""
-        self.keys.index_copy_(2, self.place.column, keys)
-        self.values.index_copy_(2, self.place.column, values)
-        width = self.place.width
-        return self.keys[:, :, :width], self.values[:, :, :width]
-
-    def get_seq_length(self):
-        return self.place.width - 1
+        n, width = len(keys), self.place.width
+        self.all_keys[:n].index_copy_(2, self.place.column, keys)
+        self.all_values[:n].index_copy_(2, self.place.column, values)
+        self.keys = self.all_keys[:n, :, :width]
+        self.values = self.all_values[:n, :, :width]
+        return self.keys, self.values
 
     def reorder_cache(self, order):
         """Keep these rows, in this order; only those that move are copied. order: (n,), on the
@@ -64,24 +65,10 @@ class RoomyLayer(DynamicLayer):
         target = (order != torch.arange(n)).nonzero().squeeze(1)
         source = order[target].to(self.device, non_blocking=True)
         target = target.to(self.device, non_blocking=True)
-        for whole in (self.keys, self.values):
-            seen = whole[:, :, : self.place.width]
+        for seen in (self.keys, self.values):
             seen[target] = seen[source]
         self.keys = self.keys[:n]
         self.values = self.values[:n]
-
-
-def keep_rows(cache, rows, device):
-    """Keep only these rows of a cache. Returns them, on the device, in their new order.
-
-    rows: (n,), ascending, on the CPU. The last ones replace those that leave.
-    """
-    order = torch.arange(len(rows))
-    free = torch.ones(len(rows), dtype=torch.bool)
-    free[rows[rows < len(rows)]] = False
-    order[free] = rows[rows >= len(rows)]
-    cache.reorder_cache(order)
-    return order.to(device, non_blocking=True)
 
 
 # --- scoring ---

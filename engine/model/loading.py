@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from torch.nn.functional import linear
+from torch.nn.functional import linear, rms_norm
 
 from engine.base.errors import UserError, one_line
 from engine.model.contract import Sampling
@@ -28,6 +28,8 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
 
     logging.disable_progress_bar()  # of loading and saving weights; the run has a bar of its own
     repeat_keys_in_float32()
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for each new shape: 3 ms
 
     name = resolve_model(name)
     weights = choose_dtype(dtype, device, TINY) if frozen else torch.float32
@@ -38,6 +40,8 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
     if Path(name, "adapter_config.json").exists():
         adapters_in_float32(model, name)
     model.to(place or device).eval()
+    if device.type == "cuda":
+        fuse_norms(model)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     check_model(model, tokenizer, name)
@@ -97,6 +101,25 @@ def repeat_keys_in_float32():
     usual = sdpa_attention.use_gqa_in_sdpa
     sdpa_attention.use_gqa_in_sdpa = lambda mask, key, *value: (  # transformers 5.0: no value
         not (key.is_cuda and key.dtype == torch.float32) and usual(mask, key, *value))
+
+
+@torch.no_grad()
+def fuse_norms(model):
+    """Let PyTorch compute each RMSNorm of a model in one kernel. transformers' own takes six, and
+    keeps three tensors for the backward pass."""
+    for module in model.modules():
+        kind = type(module)
+        usual = kind.forward
+        is_norm = kind.__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
+        if is_norm and usual is not fused_norm:
+            x = torch.linspace(-2, 3, module.weight.numel()).to(module.weight)
+            if nearly_equal(fused_norm(module, x), usual(module, x)):
+                kind.forward = fused_norm
+
+
+def fused_norm(norm, x):
+    """x · weight / √(mean x² + ε)"""
+    return rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
 
 
 def adapters_in_float32(model, folder=None):

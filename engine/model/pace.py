@@ -23,7 +23,7 @@ class Pace:
     # --- scoring and updates ---
     # tokens of a micro-batch, if memory allows it
     micro_batch_tokens: int
-    # a second forward pass takes about as long as computing so many more tokens (costs.py)
+    # a second forward pass takes about as long as computing so many more tokens (prompts.py)
     second_pass: int
     # tokens × vocabulary scored at a time; at most three float32 tensors of this size exist
     # together
@@ -39,7 +39,7 @@ PACES = {
         chunk_elements=2**24,
     ),
     "cuda": Pace(
-        ask_every=8, leave_at=0.5, columns=256, records=True,
+        ask_every=16, leave_at=0.5, columns=512, records=True,
         micro_batch_tokens=16384,
         second_pass=4096,
         chunk_elements=2**28,

@@ -8,7 +8,8 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from engine.model.contract import Sampling
-from engine.model.kv_cache import Place, RoomyLayer, keep_rows
+from engine.model.decoding import Rows
+from engine.model.kv_cache import Place, RoomyLayer
 from engine.model.sampling import Sampler
 from tests.engine.test_logprobs import make
 from tests.training import completion_logprobs
@@ -35,8 +36,8 @@ def filled(rows=6, length=4, room=11):
     cache = DynamicCache()
     x = torch.randn(2, rows, 2, length, 5)
     cache.update(*x, 0)
-    place = Place(torch.tensor([length]), length, room)
-    cache.layers[0] = RoomyLayer(cache.layers[0], place)
+    place = Place(torch.tensor([length]), length)
+    cache.layers[0] = RoomyLayer(cache.layers[0], room, place)
     return cache, place, x
 
 
@@ -52,16 +53,20 @@ def append(cache, place, new):
 def test_tokens_are_appended_in_place_to_the_rows_that_stay(kept):
     cache, place, expected = filled()
     layer = cache.layers[0]
-    addresses = [layer.keys.data_ptr(), layer.values.data_ptr()]
+    addresses = [layer.all_keys.data_ptr(), layer.all_values.data_ptr()]
     for _ in range(2):
         new = torch.randn(2, 6, 2, 1, 5)
         expected = torch.cat([expected, new], 3)
         for seen, x in zip(append(cache, place, new), expected):
             assert torch.equal(seen, x)
-    order = keep_rows(cache, torch.tensor(kept), "cpu")
-    assert sorted(order.tolist()) == kept
+    rows = SimpleNamespace(cache=cache, tokens=torch.zeros(1), mask=None)
+    for name in ("number", "position", "newest", "ended"):
+        setattr(rows, name, torch.arange(6))
+    Rows.keep(rows, torch.tensor(kept))
+    order = rows.number
+    assert sorted(order.tolist()) == kept and torch.equal(rows.ended, order)
     new = torch.randn(2, len(kept), 2, 1, 5)
     for seen, x in zip(append(cache, place, new), torch.cat([expected[:, order], new], 3)):
         assert torch.equal(seen, x)
     assert [layer.keys.data_ptr(), layer.values.data_ptr()] == addresses
-    assert cache.get_seq_length() == 6  # transformers asks before a token is written
+    assert cache.get_seq_length() == 7

@@ -132,7 +132,7 @@ def test_a_gpu_records_a_step_for_each_width_and_whenever_half_of_the_rows_have_
 def test_a_model_that_asks_the_device_is_sampled_without_a_graph_and_the_user_is_told(
     loaded, habits, capsys
 ):
-    decoding.note_once.cache_clear()
+    decoding.tell_once.cache_clear()
     _, expected = run(loaded)
     assert habits and "slow" not in capsys.readouterr().out
     count = len(habits)
@@ -145,7 +145,7 @@ def test_a_model_that_asks_the_device_is_sampled_without_a_graph_and_the_user_is
         assert torch.equal(drawn.logp, expected.logp)
     assert len(habits) == count
     [line] = capsys.readouterr().out.splitlines()  # once
-    assert "sampling is slow" in line and "not permitted" in line
+    assert "which is slow" in line and "not permitted" in line
 
 
 def test_after_a_refresh_and_with_adapters_the_new_weights_are_sampled(loaded):
