@@ -38,7 +38,6 @@ from engine.run.config import open_run
 from engine.run.folder import alone, keep_options, run_folder
 from engine.run.interrupt import Interrupt, in_one_sentence
 from engine.run.metrics import Clock, summarize
-from engine.run.plan import choose_micro_batch_tokens
 from engine.run.plan_command import print_plan
 from engine.run.preview import show
 from eval import examine, sample_batch
@@ -97,7 +96,7 @@ def train(config, algorithm, device, rows, notes):
     run, more_notes = begin(config, algorithm, device, rows)
     state, folder, notes = run.state, config.run.output_dir, notes + more_notes
     logs.announce(config, run, notes)
-    limits = Limits(choose_micro_batch_tokens(config.options, device))
+    limits = Limits(run.micro_batch_tokens)
     keep_options(folder, config)
     if not config.run.resume:
         state.before = evaluate(run, "evaluation before")

@@ -39,7 +39,6 @@ from engine.run import checkpoint
 from engine.run.begin import begin
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import open_run
-from engine.run.plan import choose_micro_batch_tokens
 from family.deepseek_v32 import unbiased_kl
 from family.gspo import sequence_ratio
 from records import Batch, Moment
@@ -307,8 +306,7 @@ def see_train(run_dir, config, algorithm):
         raise UserError(f"{run_dir} has made all its steps: there is no next one.")
     run.follow_schedule()
     networks.follow(run.learning_rate)
-    number, limits = run.state.step + 1, update.Limits(
-        choose_micro_batch_tokens(config.options, device))
+    number, limits = run.state.step + 1, update.Limits(run.micro_batch_tokens)
     rng = random.Random(f"{run.seed} {number} 0")
     moment = Moment(number, run.progress, run.mean_rewards)
 

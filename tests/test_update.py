@@ -16,6 +16,7 @@ from engine.base import ranks
 from engine.model.critic import Critic
 from engine.model.logprobs import Policy, computed_lengths
 from engine.model.networks import Networks
+from engine.model.pace import PACES
 from family.nat import prefix_factors
 from grpo import grpo_loss
 from records import Batch
@@ -136,6 +137,7 @@ def test_no_micro_batch_reads_anything_off_the_device(six, name, correction, mon
     """On the device `meta` a tensor has no numbers: whoever asks for one gets an error."""
     # it does not know the device meta
     monkeypatch.setattr(torch, "autocast", lambda *args, **options: nullcontext())
+    monkeypatch.setitem(PACES, "meta", PACES["cuda"])
     model, batch = six
     model.to("meta")
     on_device = {name: x.to("meta") for name, x in batch.tensors.items()}

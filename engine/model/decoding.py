@@ -34,8 +34,8 @@ def write_completions(model, prompts, pad_id, sampling, stop_ids, u, tokens, log
     records, graph = pace.records, None
     if records and not rows.plain:
         records = False
-        tell_once("This model keeps more than keys and values: each of its tokens starts all kernels "
-                  "one by one, which is slow.")
+        tell_once("sampling is slow: this model keeps more than keys and values, so a token is no "
+                  "CUDA graph, and the host starts each of its kernels.")
     for t in range(1, T):
         progress.say("sampling", t + 1, T, "tokens")
         running = len(rows.ended)
@@ -71,8 +71,8 @@ def record(step):
         return graph
     except RuntimeError as error:
         torch.cuda.set_stream(stream)  # after an error it would be the one that records
-        tell_once("A token cannot be recorded as a CUDA graph, so it starts all kernels one by one, "
-                  f"which is slow ({one_line(error)}).")
+        tell_once("sampling is slow: a token cannot be recorded as a CUDA graph, so the host "
+                  f"starts each of its kernels ({one_line(error)}).")
 
 
 @functools.cache  # once in a process

@@ -8,6 +8,7 @@ from engine.data.questions import questions_of_run
 from engine.model.networks import build
 from engine.run import checkpoint
 from engine.run.hooks import load_hooks
+from engine.run.plan import choose_micro_batch_tokens
 from engine.run.state import Run, State, model_of
 from engine.scoring.golds import notes_on_golds
 from engine.scoring.score import accuracy_reward, load_rewards
@@ -39,12 +40,14 @@ def begin(config, algorithm, device, rows):
     reward_functions = load_rewards(data.rewards)
     is_right = accuracy_reward(reward_functions, data.dataset, data.eval_dataset or data.dataset)
     hooks = load_hooks(config.run.hooks)
+    tokens, of_tokens = choose_micro_batch_tokens(config.options, device)
     run = Run(
-        config, algorithm, state, questions, test, networks, reward_functions, is_right, hooks)
+        config, algorithm, state, questions, test, networks, reward_functions, is_right, hooks,
+        tokens)
     run.follow_schedule()
     refuse_nothing_to_do(run)
     of_golds = notes_on_golds(reward_functions, questions, run.numbers_ahead())
-    return run, notes + of_questions + of_golds
+    return run, notes + of_questions + of_tokens + of_golds
 
 
 def refuse_nothing_to_do(run):

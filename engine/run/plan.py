@@ -30,7 +30,7 @@ from types import SimpleNamespace
 
 import torch
 
-from engine.base import progress, ranks
+from engine.base import ranks
 from engine.base.errors import UserError
 from engine.model.folders import prompt_room
 from engine.model.pace import PACES
@@ -135,17 +135,18 @@ def plan_with(options, devices, tokens):
 
 
 def choose_micro_batch_tokens(options, device):
-    """Tokens of a micro-batch in a run on this device: the option, or what suits the device. Ranks
-    take the smallest of theirs."""
-    tokens = options.micro_batch_tokens or PACES[device.type].micro_batch_tokens
-    if options.micro_batch_tokens is None and device.type == "cuda":
-        try:
-            tokens = plan(options).micro_batch_tokens
-        except UserError:  # a model that cannot be planned
-            tokens = SMALLEST
-        tokens = min(ranks.gather([tokens]))
-        progress.note(f"A micro-batch has up to {tokens} tokens.")
-    return tokens
+    """(tokens of a micro-batch on this device, sentences for the user): the option, or what suits
+    the device. Ranks take the smallest of theirs."""
+    if options.micro_batch_tokens is not None:
+        return options.micro_batch_tokens, []
+    if device.type == "cpu":
+        return PACES["cpu"].micro_batch_tokens, []
+    try:
+        tokens = plan(options).micro_batch_tokens
+    except UserError:  # a model that cannot be planned
+        tokens = SMALLEST
+    tokens = min(ranks.gather([tokens]))
+    return tokens, [f"a micro-batch has up to {tokens:,} tokens (--micro_batch_tokens)."]
 
 
 def device_of(gigabytes, dtype):

@@ -21,16 +21,46 @@ from transformers import (
     MiniMaxConfig,
     Phi3Config,
 )
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from engine.base.errors import UserError
 from engine.model import folders
 from engine.model.folders import prompt_room, resolve_model
-from engine.model.loading import load_model
+from engine.model.loading import fuse_norms, fused_norm, load_model
 from engine.run.shapes import skeleton
 from tests.engine.test_logprobs import SIZES, make
+from tests.examples import seeded
 from tests.training import CPU
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_fused_norm_gives_what_transformers_own_gives(dtype, monkeypatch):
+    x = torch.randn(3, 5, 32, generator=seeded(0)).to(dtype)
+    monkeypatch.setattr(LlamaRMSNorm, "forward", LlamaRMSNorm.forward)
+    norms = [LlamaRMSNorm(32), GemmaRMSNorm(32)]
+    for norm in norms:
+        norm.weight.data = torch.linspace(0.5, 2, 32)
+        norm.to(dtype)
+    expected = [norm(x) for norm in norms]
+    fuse_norms(torch.nn.ModuleList(norms))
+    assert LlamaRMSNorm.forward is fused_norm and GemmaRMSNorm.forward is not fused_norm
+    tolerance = 1e-5 if dtype == torch.float32 else 0.02  # one rounding instead of two
+    for norm, before in zip(norms, expected):
+        torch.testing.assert_close(norm(x), before, rtol=tolerance, atol=tolerance)
+
+
+def test_a_norm_that_gives_something_else_stays(monkeypatch):
+    """One that doubles its weight, and is called like the others."""
+    def doubled(norm, x):
+        return 2 * usual(norm, x)
+
+    usual = LlamaRMSNorm.forward
+    monkeypatch.setattr(LlamaRMSNorm, "forward", doubled)
+    fuse_norms(LlamaRMSNorm(8))
+    assert LlamaRMSNorm.forward is doubled
 
 
 def refused(folder, load=lambda name: load_model(name, CPU)):

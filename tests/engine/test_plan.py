@@ -47,6 +47,42 @@ def planned(size="0.5B", **given):
     return plan(config.options)
 
 
+# --- the micro-batches ---
+
+
+@pytest.mark.parametrize("options, tokens", [
+    ({}, 8192),  # of the shape with 1.5 billion parameters on 80 GB
+    ({"plan": 141.0}, 16384),
+    ({"plan": 48.0}, 2048),
+    ({"plan": 10.0}, 2048),  # it does not fit
+    ({"plan": 141.0, "shard": "full"}, 8192),  # nothing can be halved: one step smaller
+    ({"micro_batch_tokens": 300}, 300),
+])
+def test_a_gpu_computes_as_many_tokens_at_a_time_as_fit(options, tokens):
+    p = planned("1.5B", **{"micro_batch_tokens": None, "pruning_rate": 0.5} | options)
+    assert p.micro_batch_tokens == tokens
+    given = planned("1.5B", **options | {"micro_batch_tokens": tokens, "pruning_rate": 0.5})
+    assert p == given
+    if p.fits and "shard" not in options and tokens in (2048, 4096, 8192):
+        twice = planned("1.5B", **options | {"micro_batch_tokens": 2 * tokens, "pruning_rate": 0.5})
+        assert not twice.fits
+
+
+def test_ranks_take_the_smallest_and_a_cpu_and_a_user_take_no_plan(monkeypatch):
+    config, _ = config_of({"model": "Qwen/Qwen2.5-1.5B", "dataset": "gsm8k", "plan": 80.0})
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    choose = planning.choose_micro_batch_tokens
+    tokens, [sentence] = choose(config.options, gpu)
+    assert f"{tokens:,}" in sentence and tokens > 2048
+    monkeypatch.setattr(ranks, "gather", lambda own: [*own, 4096])
+    assert choose(config.options, gpu)[0] == 4096
+    assert choose(config.options, cpu) == (2048, [])
+    config.devices.micro_batch_tokens = 77
+    assert choose(config.options, gpu) == (77, [])
+    config.devices.micro_batch_tokens, config.data.model = None, "me/none"
+    assert choose(config.options, gpu)[0] == 2048  # it cannot be planned
+
+
 # --- the shapes ---
 
 

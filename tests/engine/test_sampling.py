@@ -145,7 +145,7 @@ def test_a_model_that_asks_the_device_is_sampled_without_a_graph_and_the_user_is
         assert torch.equal(drawn.logp, expected.logp)
     assert len(habits) == count
     [line] = capsys.readouterr().out.splitlines()  # once
-    assert "which is slow" in line and "not permitted" in line
+    assert "sampling is slow" in line and "not permitted" in line
 
 
 def test_after_a_refresh_and_with_adapters_the_new_weights_are_sampled(loaded):
