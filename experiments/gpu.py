@@ -1,19 +1,21 @@
-"""One GPU: what it does in sampling, in updates and in whole steps, beside what it could do.
+"""One GPU: how fast it samples, updates and trains, beside what the card could do.
 
     python experiments/gpu.py --output experiments/results     six minutes on one GPU, without a hub
     python experiments/gpu.py --parts sampling update          only these parts
     python experiments/gpu.py --quick                          every part with a tiny model, in less
-                                                               than a minute, on any machine
+                                                               than a minute, without a GPU, too
 
 The models have published shapes and random weights. Prompts are random tokens, every second
 completion is right, and no completion ends early. So the seconds do not depend on what a model has
-learned. A part has a limit of seconds, and says what it leaves out. Both files are written again
-after every row, so a run that is stopped keeps what it has.
+learned. Each part has a limit of seconds, and says what it leaves out. Both files are written again
+after each step of a part, so a run that is stopped keeps what it has.
 
-Where git is missing, the variable GIT_COMMIT says which commit is measured.
+The page says what was measured now, and in brackets what results/gpu_before.json holds. If there is
+no git, the variable GIT_COMMIT says what is measured.
 """
 
 import gc
+import inspect
 import json
 import os
 import random
@@ -25,9 +27,10 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -45,149 +48,137 @@ from engine.model.precision import choose_dtype
 from engine.model.vllm import VLLM
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import config_of
-from engine.run.metrics import Clock
 from engine.run.plan import plan
 from engine.run.shapes import widths
 from engine.scoring.score import Reward
+from experiments import vs_trl
 from experiments.library import toy_model
 from experiments.library.bench import (
     ROOT,
     every_second,
+    heading,
     markdown_table,
     published,
     seconds_of,
     setting,
     this_device,
 )
-from experiments.library.study import cell
 from experiments.memory import networks_of
-from experiments.plan import Tracker, longest_steps
-from experiments.vs_trl import NAMES, PER_STEP
 from train import train_step
 from update import Limits
 
 G = 16
-USUAL = {  # of a step
-    "dataset": "toy", "group_size": G, "questions_per_step": 1, "minibatches": 1, "beta": 0.04,
-    "lr": 1e-6, "plan": 0.0,
-}
-CPPO = {"algorithm": "cppo", "pruning_rate": 0.875}
-TOGETHER = 16  # questions that P = 0.9375 samples together
-METHODS = {
-    "GRPO": {"algorithm": "grpo"},
-    **{f"CPPO, P = {P}": CPPO | {"pruning_rate": P} for P in (0.5, 0.75, 0.875, 0.9375)},
-    f"GRPO, {TOGETHER} questions together": {
-        "algorithm": "grpo", "questions_per_step": TOGETHER, "minibatches": TOGETHER},
-}
-ALONE, *_, FAIR = METHODS
+GRPO = {"algorithm": "grpo"}
+METHODS = {"GRPO": GRPO, "GRPO, 16 together": GRPO | {"questions_per_step": 16, "minibatches": 16}}
+for P in (0.5, 0.75, 0.875, 0.9375):
+    METHODS[f"CPPO, P = {P}"] = {"pruning_rate": P}
+PHASES = {"a step, s": "total", "sampling": "generate", "reference": "logprobs", "update": "update"}
 BEFORE = ROOT / "experiments/results/gpu_before.json"
 
 
-@dataclass
-class Sizes:
-    shapes: tuple  # all are sampled from, the last one is trained, too
-    prompt: tuple  # tokens of the shortest and of the longest
-    rows: tuple  # completions that are sampled together
-    sampled: int  # tokens of each
-    micro_batches: tuple  # tokens
-    updated: int  # tokens of the longest completion of an update, which has 4 questions
-    trained: int  # tokens of a completion in the paper's protocol
-    longest: tuple  # (prompt, completion) of the memory
-    product: int  # rows and columns of the matrices that are multiplied
-    copy: int  # float32 numbers that are copied
-    first: tuple  # options of train.py
-    trl: tuple  # shape, tokens of a completion and of a prompt
+class Full:
+    """What is measured on a GPU."""
+
+    shapes = "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B"  # the last one is trained, too
+    prompt = 100, 200  # tokens of the shortest and of the longest
+    tokens = 200  # of a completion
+    micro_batches = 2048, 4096, 8192, 16384  # tokens
+    product = 8192  # rows of a large matrix
+    first = "--steps", "12"  # options of train.py
+    trl = "Qwen/Qwen2.5-0.5B", 128, 150  # shape, tokens of a completion and of a prompt
 
 
-FULL = Sizes(
-    ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B"), (100, 200), (16, 64, 128), 128,
-    (2048, 4096, 8192, 16384), 384, 200, (512, 256), 8192, 2**29, ("--steps", "12"),
-    ("Qwen/Qwen2.5-0.5B", 128, 150),
-)
-QUICK = Sizes(
-    ("toy",), (5, 9), (16, 32, 64), 4, (32, 64, 128, 256), 8, 6, (12, 6), 128, 2**16,
-    ("--steps", "2", "--eval_questions", "8", "--questions_per_step", "2"),
-    ("toy", 4, 12),
-)
+class Quick:
+    shapes = ("toy",)
+    prompt = 5, 9
+    tokens = 6
+    micro_batches = 32, 64, 128, 256
+    product = 128
+    first = "--steps", "2", "--eval_questions", "8", "--questions_per_step", "2"
+    trl = "toy", 4, 12
 
 
 class Skipped(Exception):
     """A part that cannot be measured here, and why."""
 
 
-class OutOfTime(BaseException):
-    """No library takes it for an error of its own."""
-
-
 # --- what the parts share ---
 
 
 class Lab:
-    """The device and the networks of one shape, which are built once."""
+    """The device, and the networks of one shape at a time."""
 
-    def __init__(self, sizes, device):
-        self.sizes, self.device = sizes, device
+    def __init__(self, sizes):
+        self.sizes, self.device = sizes, this_device()
         self.shape = self.networks = None
+        # what the card reaches in a large product, and in a large copy, which reads and writes
+        half = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        x = torch.randn(sizes.product, sizes.product, dtype=half, device=self.device)
+        self.tflops = 2e-11 * sizes.product**3 / when_warm(lambda: [x @ x for _ in range(10)])
+        numbers = torch.zeros(8 * sizes.product**2, device=self.device)
+        self.tb_a_second = 2e-12 * numbers.nbytes / when_warm(numbers.clone)
 
-    def settings(self, tokens, **options):
+    def settings(self, **options):
         """(Config, Algorithm) of steps of the shape that is trained."""
-        usual = USUAL | {"model": self.sizes.shapes[-1], "max_prompt_tokens": self.sizes.prompt[1]}
-        return config_of(usual | {"max_new_tokens": tokens} | options)
+        usual = {
+            "model": self.sizes.shapes[-1], "dataset": "toy", "group_size": G, "beta": 0.04,
+            "questions_per_step": 1, "minibatches": 1, "mu": 2, "lr": 1e-6, "plan": 0.0,
+            "max_prompt_tokens": self.sizes.prompt[1], "max_new_tokens": self.sizes.tokens,
+        }
+        return config_of(usual | options)
 
     def load(self, shape):
-        """The Networks of a shape. No token ends a completion."""
+        """The Networks of a shape."""
         if shape != self.shape:
             self.forget()
-            model, tokenizer = published(shape, self.device), toy_model.make_tokenizer()
+            model = published(shape, self.device)
             policy = Policy(model, choose_dtype("auto", self.device, model.num_parameters()))
-            networks = networks_of(policy, tokenizer, *self.settings(1, algorithm="grpo"))
-            networks.sampler.stop_ids = [-1]
+            networks = networks_of(policy, toy_model.make_tokenizer(), *self.settings())
+            networks.sampler.stop_ids = [-1]  # no token ends a completion
             self.shape, self.networks = shape, networks
         return self.networks
 
     def forget(self):
-        """Free the memory of the networks, for another shape or another process."""
         self.shape = self.networks = None
         gc.collect()
         torch.cuda.empty_cache()
 
-    def questions(self, n, seed=0):
-        """Random tokens as prompts."""
-        rng = random.Random(seed)
-        vocabulary = self.networks.model.config.vocab_size
-        prompts = [rng.choices(range(5, vocabulary), k=rng.randint(*self.sizes.prompt))
-                   for _ in range(n)]
-        return [{"question": "?", "answer": "1", "prompt": prompt} for prompt in prompts]
+    def prompts(self, n, seed=0):
+        rng, vocabulary = random.Random(seed), self.networks.model.config.vocab_size
+        lengths = [rng.randint(*self.sizes.prompt) for _ in range(n)]
+        return [rng.choices(range(5, vocabulary), k=length) for length in lengths]
 
-    def step(self, tokens, seed=0, micro_batch=None, sampler=None, **options):
-        """The metrics of a step of the shape that is trained, with its peak memory in GB."""
-        config, algorithm = self.settings(tokens, **options)
+    def step(self, seed, micro_batch=None, **options):
+        """The metrics of a step, with the GB that were planned and held, and the micro-batch."""
+        config, algorithm = self.settings(**options)
         networks = self.load(self.sizes.shapes[-1])
         limits = Limits(micro_batch or self.largest_micro_batch(config))
-        questions = self.questions(algorithm.questions_per_step, seed)
-        if self.device.type == "cuda":
+        planned = planned_with(config, limits.micro_batch_tokens).peaks
+        questions = [{"question": "?", "answer": "1", "prompt": prompt}
+                     for prompt in self.prompts(algorithm.questions_per_step, seed)]
+        gpu = self.device.type == "cuda"
+        if gpu:
             torch.cuda.reset_peak_memory_stats()
         step = train_step(
-            replace(networks, sampler=sampler or networks.sampler), algorithm,
-            [Reward("every second", every_second)], config.sampling, limits, questions,
-            random.Random(seed))
-        return step.metrics | {"micro_batch": limits.micro_batch_tokens, "peak": self.peak()}
-
-    def peak(self):
-        """GB since the last reset; a CPU does not tell."""
-        return torch.cuda.max_memory_allocated() / 1e9 if self.device.type == "cuda" else None
+            networks, algorithm, [Reward("every second", every_second)], config.sampling, limits,
+            questions, random.Random(seed))
+        return step.metrics | {
+            "micro-batch": limits.micro_batch_tokens, "planned, GB": max(planned) / 1e9,
+            "held, GB": torch.cuda.max_memory_allocated() / 1e9 if gpu else None,
+        }
 
     def largest_micro_batch(self, config):
         """The largest one that the memory plan says fits."""
-        options, fitting = vars(config.options), self.sizes.micro_batches[:1]
-        for tokens in self.sizes.micro_batches:
-            if plan(SimpleNamespace(**options | {"micro_batch_tokens": tokens})).fits:
-                fitting = (tokens,)
-        return fitting[0]
+        sizes = self.sizes.micro_batches
+        return max([size for size in sizes if planned_with(config, size).fits], default=sizes[0])
 
 
-def seconds_when_warm(function):
-    """The median of one to five calls in two seconds. The call before them does not count."""
+def planned_with(config, micro_batch):
+    return plan(SimpleNamespace(**vars(config.options) | {"micro_batch_tokens": micro_batch}))
+
+
+def when_warm(function):
+    """The median seconds of one to five calls. The first call does not count."""
     function()
     spent = []
     while not spent or sum(spent) < 2 and len(spent) < 5:
@@ -195,23 +186,11 @@ def seconds_when_warm(function):
     return median(spent)
 
 
-def ceilings(sizes, device):
-    """What this card reaches in a large product and in a large copy, which reads and writes."""
-    half = torch.bfloat16 if device.type == "cuda" else torch.float32
-    x = torch.randn(sizes.product, sizes.product, dtype=half, device=device)
-    numbers = torch.zeros(sizes.copy, device=device)
-    product = seconds_when_warm(lambda: [x @ x for _ in range(10)]) / 10
-    copy = seconds_when_warm(numbers.clone)
-    return {"tflops": 2e-12 * sizes.product**3 / product, "gb_a_second": 8e-9 * sizes.copy / copy}
-
-
 def child(*words):
-    """Run a program of the project in a process of its own, which is killed with this part."""
+    """Run a program of the project in a process of its own, which ends with this part."""
     torch.cuda.empty_cache()  # it shares the card
-    done = subprocess.run(
-        [sys.executable, *map(str, words)], cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{words[0]} ended with {done.returncode}: {done.stderr[-300:]}")
+    command = [sys.executable, *map(str, words)]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
 def needed(package):
@@ -219,191 +198,204 @@ def needed(package):
         raise Skipped(f"{package} is not installed")
 
 
-# --- the parts: each yields its rows ---
+def with_speedups(rows, *titles):
+    """Each row is compared with the first row, then with the second one …"""
+    for row in rows:
+        for title, other in zip(titles, rows):
+            row[title] = other["a question, s"] / row["a question, s"]
+    return rows
 
 
-def sampling(lab, card):
+# --- the parts: each yields its table so far. The page quotes what is said of it here ---
+
+
+def sampling(lab):
+    """A sampled token
+
+    Milliseconds of a token, reading the prompts included. The floor is the time in which the card's
+    own copy would read all weights and the cache once. If 128 completions take little longer than
+    16, sampling more questions is nearly free.
+    """
+    rows = []
     for shape in lab.sizes.shapes:
         networks = lab.load(shape)
-        for row in sampled(lab, networks.sampler):
-            config, size = networks.model.config, networks.policy.dtype.itemsize
-            # of each token in the cache, all layers' keys and values
-            cache = 2 * size * widths(config)[2] * config.num_hidden_layers
-            context = sum(lab.sizes.prompt) / 2 + lab.sizes.sampled / 2
-            read = size * networks.model.num_parameters() + row["rows"] * context * cache
-            floor = 1e-6 * read / card["gb_a_second"]
-            yield {"shape": shape} | row | {"floor": floor, "times": row["ms"] / floor}
+        config, size = networks.model.config, networks.policy.dtype.itemsize
+        # of each token in the cache: keys and values of all layers
+        cache = 2 * widths(config)[2] * config.num_hidden_layers
+        for n, ms in sampled(lab, networks.sampler):
+            seen = (sum(lab.sizes.prompt) + lab.sizes.tokens) / 2
+            read = size * (networks.model.num_parameters() + n * seen * cache)
+            floor = 1e-9 * read / lab.tb_a_second
+            rows.append({"": f"{shape}, {n} completions", "ms a token": ms, "floor": floor,
+                         "times the floor": ms / floor})
+            yield rows
 
 
 def sampled(lab, sampler):
-    """Yields the milliseconds of a token by the number of rows."""
-    tokens = lab.sizes.sampled
-    for rows in lab.sizes.rows:
-        prompts = [question["prompt"] for question in lab.questions(rows // G)]
-        seconds = seconds_when_warm(
-            partial(sampler.sample, prompts, G, Sampling(tokens), seed=0))
-        yield {"rows": rows, "tokens": tokens, "ms": 1e3 * seconds / tokens}
+    """Yields (completions sampled together, milliseconds of a token)."""
+    for n in (16, 64, 128):
+        sample = partial(
+            sampler.sample, lab.prompts(n // G), G, Sampling(lab.sizes.tokens), seed=0)
+        yield n, 1e3 * when_warm(sample) / lab.sizes.tokens
 
 
-class MadeUp:
-    """A sampler that draws random tokens at once: sampling is not what an update's part measures.
-    A completion has a quarter of the longest one's tokens, or more."""
-
-    def __init__(self, sampler, vocabulary, device):
-        self.refresh, self.free_memory = sampler.refresh, sampler.free_memory
-        self.dtype, self.vocabulary, self.device = sampler.dtype, vocabulary, device
-
-    def sample(self, prompts, group_size, sampling, seed, places=None):
-        shape = len(prompts) * group_size, sampling.max_new_tokens
-        rng = torch.Generator().manual_seed(seed % 2**31)
-        tokens = torch.randint(self.vocabulary, shape, generator=rng).to(self.device)
-        lengths = torch.randint(shape[1] // 4, shape[1] + 1, shape[:1], generator=rng)
-        mask = completion_mask(tokens, lengths.to(self.device))
-        logp = torch.zeros(shape, device=self.device)
-        return Completions(tokens, lengths.to(self.device), lengths < 0, logp, mask)
+def drawn_at_once(prompts, group_size, sampling, seed, places=None):
+    """Random tokens in place of a sampler's, because the update is measured. A completion has a
+    quarter of the tokens that are allowed, or more."""
+    device, rng = this_device(), torch.Generator().manual_seed(seed)
+    N, T = len(prompts) * group_size, sampling.max_new_tokens
+    tokens = torch.randint(5, 20, (N, T), generator=rng).to(device)
+    lengths = torch.randint(T // 4, T + 1, (N,), generator=rng).to(device)
+    logp = torch.zeros(N, T, device=device)
+    return Completions(tokens, lengths, lengths < 0, logp, completion_mask(tokens, lengths))
 
 
-def update(lab, card):
-    model = lab.load(lab.sizes.shapes[-1]).model
-    sampler = MadeUp(lab.networks.sampler, model.config.vocab_size, lab.device)
-    options = {"algorithm": "grpo", "questions_per_step": 4, "mu": 1}
+def update(lab):
+    """An update, and its reference
+
+    TFLOP/s of 64 completions of 4 questions, μ = 1; a prompt counts once. If a rate rises with the
+    tokens of a micro-batch, the host is the limit, because it starts the kernels. "Of the product":
+    of what the card reaches in a large product of matrices.
+    """
+    networks, rows = lab.load(lab.sizes.shapes[-1]), []
+    # a weight takes 2 operations of a token in a forward pass, and 4 in a backward pass
+    work = 2e-12 * networks.model.num_parameters()
+    options = GRPO | {"questions_per_step": 4, "mu": 1, "max_new_tokens": 2 * lab.sizes.tokens}
     for size in lab.sizes.micro_batches:
-        rows = []
+        rates = []
         for seed in range(3):
-            try:
-                step = lab.step(lab.sizes.updated, seed, size, sampler, **options)
-            except torch.OutOfMemoryError:
-                step = {"micro_batch": 0}
-            if step["micro_batch"] < size:  # `update` goes on with half of it
-                yield {"micro_batch": size, "update": "out of memory"}
-                lab.forget()
-                return
-            tokens = step["tokens_trained"]  # and a prompt is needed once
-            tokens += sum(len(question["prompt"]) for question in lab.questions(4, seed))
-            # a weight takes 2 operations in a forward pass, and 4 in a backward pass
-            work = 2e-12 * model.num_parameters() * tokens
-            row = {"update": 3 * work / step["seconds/update"],
-                   "reference": work / step["seconds/logprobs"], "peak": step["peak"]}
-            rows.append(row)
-        found = {figure: rows[-1]["peak"] if figure == "peak" else
-                 median(row[figure] for row in rows[1:]) for figure in row}
-        yield {"micro_batch": size} | found | {
-            f"{figure}_share": found[figure] / card["tflops"] for figure in ("update", "reference")}
+            with patch.object(networks.sampler, "sample", drawn_at_once):
+                step = lab.step(seed, size, **options)
+            if step["micro-batch"] < size:  # memory ran out, and `update` went on
+                raise Skipped(f"micro-batches of {size} tokens do not fit")
+            tokens = step["tokens_trained"] + sum(map(len, lab.prompts(4, seed)))
+            rates.append(
+                [3 * work * tokens / step["seconds/update"],
+                 work * tokens / step["seconds/logprobs"]])
+        updates, references = zip(*rates[1:])
+        rows.append({
+            "": f"{size} tokens", "update": median(updates), "reference": median(references),
+            "of the product": median(updates) / lab.tflops, "held, GB": step["held, GB"],
+        })
+        yield rows
 
 
-def protocol(lab, card):
+def protocol(lab):
+    """The paper's protocol
+
+    μ = 2, the median of the steps but the first. GRPO has one question a step, CPPO as many as keep
+    16 completions. The last column is the fair one: that GRPO samples as many questions together as
+    P = 0.9375, and trains on them in mini-batches. The micro-batch is the largest that `--plan`
+    says fits; it should plan no less memory than is held, and not much more.
+    """
+    steps = {name: [] for name in METHODS}
     for number in range(3):
         for name, options in METHODS.items():
-            step = lab.step(lab.sizes.trained, number, mu=2, **options)
-            yield {"name": name, "round": number} | {
-                figure: step[figure] for figure in step
-                if figure.startswith("seconds/") or figure in ("questions", "peak", "micro_batch")}
+            steps[name].append(lab.step(number, **options))
+            if number:
+                yield medians(steps)
 
 
-def first_command(lab, card):
+def medians(steps):
+    """The table of the steps of each method."""
+    rows = []
+    for name, (_, *warm) in steps.items():
+        if warm:
+            row = {"": name}
+            for title, phase in PHASES.items():
+                row[title] = median(step[f"seconds/{phase}"] for step in warm)
+            row["a question, s"] = row["a step, s"] / warm[0]["questions"]
+            for title in ("micro-batch", "planned, GB", "held, GB"):
+                row[title] = warm[-1][title]
+            rows.append(row)
+    return with_speedups(rows, "speed-up", "beside GRPO, 16 together")
+
+
+def first_command(lab):
+    """The first command
+
+    `torchrun train.py` trains the toy. It must learn, and a step should take no longer than on a
+    CPU. The first step counts here: it loads the kernels.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder, "run")
-        whole = seconds_of(lambda: child("train.py", "--output_dir", run, *lab.sizes.first))
-        steps = [row["seconds/total"] for row in files.read(run / "metrics.jsonl")]
-        summary = json.loads((run / "summary.json").read_text())
-    before, after = (summary[when]["greedy"]["accuracy"] for when in ("before", "after"))
-    yield {
-        "steps": len(steps), "seconds": whole, "first": steps[0], "step": median(steps[1:]),
-        "before": before, "after": after,
-    }
+        child("train.py", "--output_dir", f"{folder}/run", *lab.sizes.first)
+        summary = json.loads(Path(folder, "run/summary.json").read_text())
+    steps, seconds = summary["step"], summary["phases"]["total"]
+    row = {"": f"{steps} steps", "a step, s": seconds / steps}
+    for when in ("before", "after"):
+        row[f"greedy accuracy {when}"] = summary[when]["greedy"]["accuracy"]
+    yield [row]
 
 
-def trl(lab, card):
+def trl(lab):
+    """TRL's GRPOTrainer beside ours
+
+    The shape of Qwen2.5-0.5B, completions of 128 tokens, μ = 1, β = 0.04. GRPO takes 8 questions a
+    step, CPPO 64. Above 1, ours is faster.
+    """
     needed("trl")
-    shape, tokens, prompt = lab.sizes.trl
-    config, _ = lab.settings(tokens, algorithm="grpo", model=shape, questions_per_step=8)
-    micro_batch = lab.largest_micro_batch(config)
     lab.forget()
+    shape, tokens, prompt = lab.sizes.trl
     with tempfile.TemporaryDirectory() as folder:
         child("experiments/vs_trl.py", "--output", folder, "--shape", shape, "--tokens", tokens,
-              "--prompt", prompt, "--micro_batch_tokens", micro_batch, "--beside", "grpo", "cppo",
-              "--warmup", 1, "--rounds", 2, "--seconds", 80)
+              "--prompt", prompt, "--micro_batch_tokens", lab.sizes.micro_batches[2],
+              "--beside", "grpo", "cppo", "--warmup", 1, "--rounds", 2, "--seconds", 80)
         [file] = Path(folder).glob("*.json")
         found = json.loads(file.read_text())["seconds"]
-    theirs = None
+    rows = []
     for name, steps in found.items():
-        total, generate = (median(step[key] for step in steps) for key in ("total", "generate"))
-        question = total / PER_STEP[name]
-        theirs = theirs or question
-        yield {"name": NAMES[name], "total": total, "generate": generate, "question": question,
-               "speedup": theirs / question}
+        total, part = (median(step[key] for step in steps) for key in ("total", "generate"))
+        rows.append({"": vs_trl.NAMES[name], "a step, s": total, "sampling": part,
+                     "a question, s": total / vs_trl.PER_STEP[name]})
+    yield with_speedups(rows, "speed-up")
 
 
-def memory(lab, card):
-    networks = lab.load(lab.sizes.shapes[-1])
-    prompt, tokens = lab.sizes.longest
-    for name in (ALONE, "CPPO, P = 0.875"):
-        for size in (None, lab.sizes.micro_batches[0]):
-            options = METHODS[name] | {"mu": 2, "max_prompt_tokens": prompt}
-            config, algorithm = lab.settings(tokens, **options)
-            size = size or lab.largest_micro_batch(config)
-            config, algorithm = lab.settings(tokens, **options, micro_batch_tokens=size)
-            planned = dict(zip(("generation", "update"), plan(config.options).peaks))
-            row = {"name": name, "micro_batch": size, "tokens": prompt + tokens}
-            row |= {f"{phase}_planned": bytes / 1e9 for phase, bytes in planned.items()}
-            if lab.device.type == "cuda":
-                peaks = held(networks, config, algorithm)
-                row |= {phase: peaks[phase] / 1e9 for phase in planned}
-            yield row
+def waits(lab):
+    """Where the host waits for the device
 
-
-def held(networks, config, algorithm):
-    """{phase: the most bytes that tensors held} of two steps that are as long as allowed."""
-    tracker = Tracker()
-    tracker.before = 0
-    with patch.object(Clock, "phase", lambda clock, name: tracker.phase(name)):
-        list(longest_steps(networks, config, algorithm))
-    return tracker.peaks
-
-
-def waits(lab, card):
+    Lines that made it wait in a step of CPPO with P = 0.875, and how often. A line that waits for
+    each token or each micro-batch is one too many.
+    """
     if lab.device.type == "cpu":
-        raise Skipped("not measured: a host waits for a GPU only")
-    tokens = lab.sizes.trained
-    lab.step(tokens, mu=2, **CPPO)
+        raise Skipped("not measured, because there is no GPU to wait for")
+    lab.step(0, pruning_rate=0.875)
     torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            lab.step(tokens, mu=2, **CPPO)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    places = Counter(
-        f"{Path(one.filename).relative_to(ROOT)}:{one.lineno}"
-        if Path(one.filename).is_relative_to(ROOT) else Path(one.filename).name
-        for one in told if "synchronizing CUDA" in str(one.message))
-    yield {"place": "all", "times": places.total(), "tokens": tokens}
-    for place, times in places.most_common(12):
-        yield {"place": place, "times": times, "tokens": tokens}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        lab.step(1, pruning_rate=0.875)
+    torch.cuda.set_sync_debug_mode("default")
+    places = Counter(f"{os.path.relpath(one.filename, ROOT)}:{one.lineno}" for one in told
+                     if "synchronizing CUDA" in str(one.message))
+    counts = [("all", places.total()), *places.most_common(12)]
+    yield [{"": place, "times": times} for place, times in counts]
 
 
-def vllm(lab, card):
+def vllm(lab):
+    """vLLM
+
+    The same sampling by `--sampler vllm`: compare with the first table.
+    """
     needed("vllm")
     networks = lab.load(lab.sizes.shapes[-1])
-    longest = lab.sizes.prompt[1] + lab.sizes.sampled
-    config, _ = lab.settings(lab.sizes.sampled, algorithm="grpo", vllm_share=0.5)
+    config, _ = lab.settings(vllm_share=0.5)
     with tempfile.TemporaryDirectory() as folder:
         networks.model.save_pretrained(folder)
-        engine = VLLM(folder, networks.tokenizer, networks.policy.dtype, config.sampling,
-                      stop_ids=[], longest=longest, seed=0)
-        yield from sampled(lab, engine)
+        engine = VLLM(
+            folder, networks.tokenizer, networks.policy.dtype, config.sampling, stop_ids=[],
+            longest=lab.sizes.prompt[1] + lab.sizes.tokens, seed=0)
+        yield [{"": f"{lab.shape}, {n} completions", "ms a token": ms}
+               for n, ms in sampled(lab, engine)]
 
 
-PARTS = {  # what is worth most comes first: (function, limit in seconds)
-    "sampling": (sampling, 70), "update": (update, 70), "protocol": (protocol, 120),
-    "first_command": (first_command, 60), "trl": (trl, 150), "memory": (memory, 50),
-    "waits": (waits, 30), "vllm": (vllm, 100),
+PARTS = {  # {part: its limit in seconds}: what is worth most comes first
+    sampling: 70, update: 70, protocol: 120, first_command: 60, trl: 150, waits: 30, vllm: 100,
 }
+NAMES = {part.__name__: part for part in PARTS}
 
 
 @dataclass
 class Options:
-    parts: list[str] | None = option(None, f"which: {', '.join(PARTS)}; none: all")
+    parts: list[str] | None = option(None, "which; none: all", choices=tuple(NAMES))
     seconds: int = option(360, "all parts end after so many seconds", limits="[1, ∞)")
     quick: bool = option(False, "a tiny model in place of the published shapes")
     output: str = option("runs/results", "folder of gpu.json and gpu.md")
@@ -411,130 +403,43 @@ class Options:
 
 # --- the page ---
 
-TABLES = {  # of a part: title, the figures that name a row, {column: (figure, form)}, what to see
-    "sampling": ("A sampled token", {"shape": "shape", "completions": "rows"}, {
-        "ms a token": ("ms", ".1f"), "floor, ms": ("floor", ".2f"),
-        "times the floor": ("times", ".1f"),
-    }, "Reading the prompts is included. The floor is the time in which the card's copy reads all "
-       "weights and the cache once. If 128 completions take little longer than 16, sampling more "
-       "questions is nearly free."),
-    "update": ("An update and its reference", {"tokens in a micro-batch": "micro_batch"}, {
-        "update, TFLOP/s": ("update", ".0f"), "of the product": ("update_share", ".0%"),
-        "reference, TFLOP/s": ("reference", ".0f"), "of it": ("reference_share", ".0%"),
-        "peak, GB": ("peak", ".1f"),
-    }, "64 completions of 4 questions, μ = 1; a prompt counts once. A rate that rises with the "
-       "micro-batch means that the host, which starts the kernels, is the limit."),
-    "protocol": ("The paper's protocol", {"": "name"}, {
-        "tokens in a micro-batch": ("micro_batch", "d"), "a step, s": ("seconds/total", ".2f"),
-        "sampling": ("seconds/generate", ".2f"), "reference": ("seconds/logprobs", ".2f"),
-        "update": ("seconds/update", ".2f"),
-        "a question, s": ("question", ".3f"), "speed-up": ("speedup", ".2f"),
-        f"beside {FAIR}": ("fair", ".2f"),
-    }, "Every step but the first, μ = 2, medians. The last column is the fair one: that GRPO "
-       "samples as many questions at once as P = 0.9375, and trains on them in mini-batches. "
-       "Micro-batches are the largest that `--plan` says fit."),
-    "first_command": ("The first command", {"steps": "steps"}, {
-        "whole program, s": ("seconds", ".1f"), "first step, s": ("first", ".2f"),
-        "a later step, s": ("step", ".2f"), "greedy before": ("before", ".3f"),
-        "greedy after": ("after", ".3f"),
-    }, "`torchrun train.py` trains the toy: it must learn, and a step should take no longer than "
-       "on a CPU."),
-    "trl": ("Beside TRL's GRPOTrainer", {"": "name"}, {
-        "a step, s": ("total", ".2f"), "sampling": ("generate", ".2f"),
-        "a question, s": ("question", ".3f"), "speed-up": ("speedup", ".2f"),
-    }, "The shape of Qwen2.5-0.5B, 128 tokens, μ = 1, β = 0.04. GRPO takes 8 questions a step, "
-       "CPPO 64. Above 1, ours is faster."),
-    "memory": ("Memory, planned and held", {
-        "": "name", "tokens in a micro-batch": "micro_batch", "prompt and completion": "tokens",
-    }, {
-        "sampling planned, GB": ("generation_planned", ".1f"), "held": ("generation", ".1f"),
-        "update planned, GB": ("update_planned", ".1f"), "held there": ("update", ".1f"),
-    }, "All prompts and completions are as long as allowed. `--plan` should say no less than what "
-       "is held, and not much more."),
-    "waits": ("Waits of the host", {"line": "place"}, {"times in a step": ("times", "d")},
-              "A step of CPPO with P = 0.875. Each wait leaves the card without work. A line that "
-              "waits for every token or for every micro-batch is one too many."),
-    "vllm": ("vLLM", {"completions": "rows"}, {"ms a token": ("ms", ".1f")},
-             "The same sampling, by `--sampler vllm`: compare with the first table."),
-}
+
+def cell(value):
+    if value is None:
+        return "–"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def by_method(rows):
-    """The medians of each method's steps, without the first one, which is not warm."""
-    found = {}
-    for row in rows:
-        if row["round"]:
-            found.setdefault(row["name"], []).append(row)
-    medians = []
-    for name, steps in found.items():
-        of = {figure: median(step[figure] for step in steps)
-              for figure in steps[0] if figure.startswith("seconds/")}
-        question = of["seconds/total"] / steps[0]["questions"]
-        medians.append({"name": name, "question": question} | steps[-1] | of)
-    costs = {row["name"]: row["question"] for row in medians}
-    for row in medians:
-        for figure, other in (("speedup", ALONE), ("fair", FAIR)):
-            if other in costs:
-                row[figure] = costs[other] / row["question"]
-    return medians
-
-
-def table(part, now, before):
-    """The figures of now as Markdown, with those of before in brackets."""
-    _, keys, columns, _ = TABLES[part]
-    if part == "protocol":
-        now, before = by_method(now), by_method(before)
-    now, before = ({tuple(row[key] for key in keys.values()): row for row in rows}
-                   for rows in (now, before))
-    lines = [[*keys, *columns]]
-    for key in dict.fromkeys([*now, *before]):
-        lines.append(list(key))
-        for figure, form in columns.values():
-            text, earlier = (
-                cell(rows.get(key, {}).get(figure), form) for rows in (now, before))
+def table(now, before):
+    """The rows of now, with those of before in brackets."""
+    now, before = ({row[""]: row for row in rows} for rows in (now, before))
+    lines = [list(dict.fromkeys(chain(*now.values(), *before.values())))]
+    for name in now | before:
+        lines.append([name])
+        for column in lines[0][1:]:
+            text, earlier = (cell(rows.get(name, {}).get(column)) for rows in (now, before))
             lines[-1].append(text if earlier == "–" else f"{text} ({earlier})")
-    return markdown_table(lines)
-
-
-def where(title, of):
-    """When, on what and with what a result was measured."""
-    versions = ", ".join(f"{name} {number}" for name, number in of["versions"].items())
-    return (
-        f"**{title}:** {of['date']}, commit {of['commit']}, {of['card']} (driver {of['driver']}), "
-        f"host {of['processor']}, {versions}. A large product reaches {of['tflops']:.0f} TFLOP/s, "
-        f"a copy {of['gb_a_second']:,.0f} GB/s.\n")
+    return markdown_table(lines) + "\n"
 
 
 def page(now, before):
     """The results as Markdown. now: None, or what was measured; before: an earlier result."""
-    lines = ["# One GPU\n"]
-    if now:
-        lines += [f"`{now['command']}`\n", where("Now", now)]
-    else:
-        lines.append("`python experiments/gpu.py` has not run on a GPU yet. All figures are "
-                     "those of *before*.\n")
-    lines += [where("Before (in brackets)", before), before["note"] + "\n"]
-    empty = {"rows": [], "told": "not measured"}
-    for part, (title, _, _, see) in TABLES.items():
-        parts = [result["parts"].get(part, empty) if result else empty for result in (now, before)]
-        rows = [one["rows"] for one in parts]
+    now = now or {"parts": {}}
+    lines = [heading("One GPU", now) if "date" in now else "# One GPU\n\nNot measured yet.\n"]
+    lines += [before["note"] + "\n", table(now.get("card", []), before["card"])]
+    for name, part in NAMES.items():
+        title, _, see = inspect.getdoc(part).partition("\n\n")
+        entry = now["parts"].get(name, {"rows": [], "told": "not measured"})
+        earlier = before["parts"].get(name, [])
         lines.append(f"## {title}\n\n{see}\n")
-        if any(rows):
-            lines.append(table(part, *rows) + "\n")
-        if now and parts[0]["told"]:
-            lines.append(f"*Note: {parts[0]['told'].rstrip('.')}.*\n")
+        if entry["rows"] or earlier:
+            lines.append(table(entry["rows"], earlier))
+        if entry["told"]:
+            lines.append(f"*Now: {entry['told'].rstrip('.')}.*\n")
     return "\n".join(lines)
 
 
 # --- the program ---
-
-
-def out_of_time(*_):
-    raise OutOfTime
-
-
-def interrupt(*_):
-    raise KeyboardInterrupt
 
 
 def said(*words):
@@ -546,52 +451,48 @@ def said(*words):
     return done.stdout.strip() or None
 
 
-def circumstances(device):
-    """Where, when, with what and at which commit this run measures."""
-    card = torch.cuda.get_device_name() if device.type == "cuda" else "no GPU"
-    driver = said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    installed = [name for name in ("peft", "trl", "vllm") if find_spec(name)]
-    commit = os.environ.get("GIT_COMMIT") or said("git", "rev-parse", "--short=7", "HEAD")
-    return setting(*installed) | {"card": card, "driver": driver, "commit": commit}
-
-
-def measure(part, lab, card, entry, limit, save):
-    """Add a part's rows to `entry`, and say in it why the part ended early. save(): after each
-    row."""
-    function, _ = PARTS[part]
+def measure(part, lab, entry, limit, save):
+    """Fill the `entry` of a part: its rows so far, and why it ended early. save(): at each step."""
+    begin = time.perf_counter()
+    signal.setitimer(signal.ITIMER_REAL, limit)
     try:
-        signal.setitimer(signal.ITIMER_REAL, limit)
-        for row in function(lab, card):
-            entry["rows"].append(row)
-            print(part, row, flush=True)
+        for rows in part(lab):
+            entry["rows"] = rows
+            print(part.__name__, rows[-1], flush=True)
             save()
         entry["told"] = None
     except Skipped as reason:
         entry["told"] = str(reason)
-    except OutOfTime:
+    except KeyboardInterrupt:
+        if time.perf_counter() - begin < limit:
+            raise
         entry["told"] = f"stopped after {limit:.0f} seconds"
     except Exception as error:
         traceback.print_exc()
         entry["told"] = f"failed: {one_line(error)}"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+    entry["seconds"] = time.perf_counter() - begin
     if entry["told"]:
         lab.forget()  # a step may have ended in the middle
 
 
 def main(argv):
     options = parse(Options, argv)
-    parts = options.parts or list(PARTS)
-    if unknown := set(parts) - set(PARTS):
-        raise UserError(f"--parts does not know {unknown.pop()}: there are {', '.join(PARTS)}.")
-    if not options.quick and not torch.cuda.is_available():
+    gpu = torch.cuda.is_available()
+    if not (gpu or options.quick):
         raise UserError("this machine has no GPU: --quick runs every part with a tiny model.")
-    signal.signal(signal.SIGALRM, out_of_time)
-    signal.signal(signal.SIGTERM, interrupt)
-    lab = Lab(QUICK if options.quick else FULL, this_device())
-    begin = time.perf_counter()
-    card = ceilings(lab.sizes, lab.device)
-    result = circumstances(lab.device) | card | {"parts": {}}
+    for number in (signal.SIGALRM, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    end, lab = time.perf_counter() + options.seconds, Lab(Quick if options.quick else Full)
+    card = {
+        "": torch.cuda.get_device_name() if gpu else "no GPU",
+        "driver": said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "commit": os.environ.get("GIT_COMMIT") or said("git", "rev-parse", "--short=7", "HEAD"),
+        "a product, TFLOP/s": lab.tflops, "a copy, TB/s": lab.tb_a_second,
+    }
+    installed = [name for name in ("peft", "trl", "vllm") if find_spec(name)]
+    result = setting(*installed) | {"card": [card], "parts": {}}
     before, folder = json.loads(BEFORE.read_text(encoding="utf-8")), Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -600,15 +501,11 @@ def main(argv):
         files.write(folder / "gpu.md", page(result, before))
 
     try:
-        for part in parts:
-            entry = result["parts"][part] = {"rows": [], "told": "stopped by hand"}
-            start = time.perf_counter()
-            limit = min(PARTS[part][1], begin + options.seconds - start)
-            if limit > 0:
-                measure(part, lab, card, entry, limit, save)
-            else:
-                entry["told"] = "no time was left"
-            entry["seconds"] = time.perf_counter() - start
+        for name in options.parts or NAMES:
+            entry = result["parts"][name] = {"rows": [], "told": "stopped by hand"}
+            part = NAMES[name]
+            left = max(0.01, end - time.perf_counter())
+            measure(part, lab, entry, min(PARTS[part], left), save)
     finally:
         save()
     print(page(result, before))
