@@ -14,6 +14,7 @@ import shlex
 import statistics
 import sys
 import time
+from copy import deepcopy
 from dataclasses import asdict
 from datetime import date
 from importlib.metadata import version
@@ -44,7 +45,7 @@ def published(name, device):
     engine/run/shapes.json."""
     torch.manual_seed(0)
     with device:
-        return Qwen2ForCausalLM(skeleton(name).config).eval()
+        return Qwen2ForCausalLM(deepcopy(skeleton(name).config)).eval()
 
 
 def every_second(completions, **columns):
