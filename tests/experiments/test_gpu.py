@@ -3,13 +3,17 @@ page."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+import torch
 
 from experiments import gpu
 
@@ -149,6 +153,37 @@ def test_a_micro_batch_that_does_not_fit_is_told(stub):
         for rows in gpu.update(Tight(gpu.Quick)):
             tables.append(list(rows))
     assert [row[""] for row in tables[-1]] == ["32 tokens", "64 tokens"]
+
+
+def test_waits_are_counted_by_line(monkeypatch):
+    class Waiting(gpu.Lab):
+        def step(self, seed, **options):
+            for _ in range(5 if modes == ["warn"] else 100):
+                warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+            warnings.warn("something else", stacklevel=1)
+
+    modes, lab = [], Waiting(gpu.Quick)
+    lab.device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    [(whole, line)] = gpu.waits(lab)
+    assert modes == ["warn", "default"]
+    assert whole == {"": "all", "times": 5} and line["times"] == 5
+    assert re.fullmatch(r"tests/experiments/test_gpu\.py:\d+", line[""])
+
+
+def test_vllm_samples_from_the_saved_model_as_ours_does(monkeypatch):
+    """vLLM is played by our sampler."""
+    def engine(folder, tokenizer, dtype, sampling, *, stop_ids, longest, seed):
+        assert (Path(folder) / "model.safetensors").exists() and stop_ids == []
+        assert longest == 9 + 6 and sampling.vllm_share == 0.5
+        return lab.networks.sampler
+
+    lab = gpu.Lab(gpu.Quick)
+    monkeypatch.setattr(gpu, "find_spec", lambda name: name)
+    monkeypatch.setattr(gpu, "VLLM", engine)
+    [rows] = gpu.vllm(lab)
+    assert [row[""] for row in rows] == [f"toy, {n} completions" for n in (16, 64, 128)]
+    assert all(row["ms a token"] > 0 for row in rows)
 
 
 def test_the_stored_page_says_what_is_stored():
