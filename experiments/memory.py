@@ -37,7 +37,15 @@ from engine.run.command_line import option, parse, run_program
 from engine.run.config import config_of
 from engine.scoring.score import Reward
 from experiments.library import toy_model
-from experiments.library.bench import alone, digits, heading, markdown_table, qwen, report
+from experiments.library.bench import (
+    alone,
+    every_second,
+    heading,
+    markdown_table,
+    qwen,
+    report,
+    this_device,
+)
 from grpo import grpo_loss, sequence_mean_weights
 from records import Batch
 from tasks.table import task_of
@@ -171,7 +179,7 @@ def one_step(options, hidden_size, device):
     ).to(device)
     policy = Policy(model, choose_dtype("auto", device, 0))  # on every CPU float32
     networks = networks_of(policy, tokenizer, config, algorithm)
-    reward, rng = Reward("digits", digits), random.Random(1)
+    reward, rng = Reward("every second", every_second), random.Random(1)
     train_step(networks, algorithm, [reward], config.sampling, Limits(), questions, rng)
     everything = list(networks.learners)
     if networks.reference:
@@ -185,7 +193,7 @@ def peak_of_step(job):
     options, hidden_size = job
     return_what_is_freed()
     torch.set_num_threads(1)
-    device, held = torch.device("cuda" if torch.cuda.is_available() else "cpu"), []
+    device, held = this_device(), []
     one_step(options, 32, device)  # what the very first step allocates for good
     peak = growth(lambda: held.extend(one_step(options, hidden_size, device)), device)
     return {"parameters": held[0], "optimizer": held[1], "peak": peak}

@@ -35,7 +35,7 @@ from engine.run.plan import plan
 from engine.run.state import State
 from engine.scoring.score import Reward
 from experiments.library import toy_model
-from experiments.library.bench import heading, markdown_table, qwen, report
+from experiments.library.bench import every_second, heading, markdown_table, qwen, report
 from train import train_step
 from update import Limits
 
@@ -81,11 +81,6 @@ def longest_questions(config, n):
         {"question": "?", "answer": "1", "prompt": [5 + i] * config.data.max_prompt_tokens}
         for i in range(n)
     ]
-
-
-def every_second(completions, **columns):
-    """The reward: 0, 1, 0, 1, …"""
-    return [float(i % 2) for i in range(len(completions))]
 
 
 def longest_steps(networks, config, algorithm):

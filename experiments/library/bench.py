@@ -5,6 +5,7 @@ spread over seeds, and the two files of a result: NAME.json and NAME.md.
 """
 
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -13,6 +14,7 @@ import shlex
 import statistics
 import sys
 import time
+from copy import deepcopy
 from dataclasses import asdict
 from datetime import date
 from importlib.metadata import version
@@ -23,6 +25,7 @@ from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from engine.base import files
+from engine.run.shapes import skeleton
 
 ROOT = Path(__file__).parents[2]  # the project's
 
@@ -37,28 +40,53 @@ def qwen(**shape):
     return Qwen2ForCausalLM(Qwen2Config(**usual | shape)).eval()
 
 
-def digits(completions, **columns):
-    """A reward that differs between completions: the number of digits."""
-    return [float(sum(c.isdigit() for c in text)) for text in completions]
+def published(name, device):
+    """A Qwen2 of a published shape with random weights, on the device. name: of
+    engine/run/shapes.json."""
+    torch.manual_seed(0)
+    with device:
+        return Qwen2ForCausalLM(deepcopy(skeleton(name).config)).eval()
+
+
+def every_second(completions, **columns):
+    """A reward that differs within each group: 0, 1, 0, 1, …"""
+    return [float(i % 2) for i in range(len(completions))]
 
 
 # --- how it is measured ---
 
 
-def in_turn(ways, rounds, seconds=0.0, clock=time.perf_counter):
+def this_device():
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def finish():
+    """Wait until a GPU has done what it was told."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def seconds_of(function):
+    """The seconds of a call."""
+    finish()
+    begin = time.perf_counter()
+    function()
+    finish()
+    return time.perf_counter() - begin
+
+
+def in_turn(ways, rounds, most=math.inf):
     """{name: seconds in each round}. ways: {name: function}. In a round each way is called once.
 
-    If the machine is slow for a while, it is slow for all ways. Rounds begin until there are enough
-    of them and `seconds` have passed.
+    If the machine is slow for a while, it is slow for all ways. No round begins after `most`
+    seconds.
     """
     found, begin = {name: [] for name in ways}, time.perf_counter()
-    with tqdm(total=rounds, desc="rounds") as bar:
-        while bar.n < rounds or time.perf_counter() - begin < seconds:
-            for name, way in ways.items():
-                start = clock()
-                way()
-                found[name].append(clock() - start)
-            bar.update()
+    for _ in tqdm(range(rounds), "rounds"):
+        if time.perf_counter() - begin > most:
+            break
+        for name, way in ways.items():
+            found[name].append(seconds_of(way))
     return found
 
 
