@@ -43,6 +43,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 from engine.base import files
 from engine.base.errors import UserError, one_line
 from engine.model.contract import Completions, Sampling
+from engine.model.loading import fewer_kernels
 from engine.model.logprobs import Policy, completion_mask
 from engine.model.precision import choose_dtype
 from engine.model.vllm import VLLM
@@ -132,6 +133,8 @@ class Lab:
         if shape != self.shape:
             self.forget()
             model = published(shape, self.device)
+            if self.device.type == "cuda":
+                fewer_kernels(model)
             policy = Policy(model, choose_dtype("auto", self.device, model.num_parameters()))
             networks = networks_of(policy, toy_model.make_tokenizer(), *self.settings())
             networks.sampler.stop_ids = [-1]  # no token ends a completion

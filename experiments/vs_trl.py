@@ -46,7 +46,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base.errors import UserError
 from engine.data.questions import load_questions, take
-from engine.model.loading import keep_freed_memory
+from engine.model.loading import fewer_kernels, keep_freed_memory
 from engine.model.logprobs import Policy
 from engine.model.precision import choose_dtype
 from engine.run.command_line import option, parse, run_program
@@ -127,7 +127,10 @@ class Ours:
         self.per_step = self.algorithm.questions_per_step
         assert self.per_step == PER_STEP[algorithm]
         dtype = choose_dtype("auto", model.device, model.num_parameters())
-        policy = Policy(deepcopy(model), dtype)
+        model = deepcopy(model)
+        if model.device.type == "cuda":
+            fewer_kernels(model)
+        policy = Policy(model, dtype)
         self.networks = networks_of(policy, tokenizer, config, self.algorithm)
         self.questions, self.generate = questions, []
 
@@ -135,6 +138,7 @@ class Ours:
         steps = len(self.generate)
         questions = take(self.questions, steps * self.per_step, self.per_step, seed=0)
         reward, rng = Reward("every second", every_second), random.Random(steps + 1)
+        torch.backends.cuda.enable_cudnn_sdp(False)  # as for a loaded model
         metrics, *_ = train_step(
             self.networks, self.algorithm, [reward], self.sampling,
             Limits(self.micro_batch_tokens), questions, rng,
@@ -183,6 +187,7 @@ class Theirs(TrainerCallback):
 
     def step(self):
         self.sampling = 0.0
+        torch.backends.cuda.enable_cudnn_sdp(True)  # PyTorch's default
         self.turns.wait()
         self.turns.wait()
         self.generate.append(self.sampling)

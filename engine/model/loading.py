@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,8 +29,6 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
 
     logging.disable_progress_bar()  # of loading and saving weights; the run has a bar of its own
     repeat_keys_in_float32()
-    if device.type == "cuda":
-        torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for each new shape: 3 ms
 
     name = resolve_model(name)
     weights = choose_dtype(dtype, device, TINY) if frozen else torch.float32
@@ -41,7 +40,7 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
         adapters_in_float32(model, name)
     model.to(place or device).eval()
     if device.type == "cuda":
-        fuse_norms(model)
+        fewer_kernels(model)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     check_model(model, tokenizer, name)
@@ -103,18 +102,23 @@ def repeat_keys_in_float32():
         not (key.is_cuda and key.dtype == torch.float32) and usual(mask, key, *value))
 
 
+def fewer_kernels(model):
+    """Spare the host of a GPU what it can: see pace.py."""
+    # in attention cuDNN makes a plan for each new shape, which takes 3 ms
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    fuse_norms(model)
+
+
 @torch.no_grad()
 def fuse_norms(model):
     """Let PyTorch compute each RMSNorm of a model in one kernel. transformers' own takes six, and
-    keeps three tensors for the backward pass."""
+    keeps a tensor more for the backward pass."""
     for module in model.modules():
-        kind = type(module)
-        usual = kind.forward
-        is_norm = kind.__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
-        if is_norm and usual is not fused_norm:
+        name = type(module).__name__
+        if name.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
             x = torch.linspace(-2, 3, module.weight.numel()).to(module.weight)
-            if nearly_equal(fused_norm(module, x), usual(module, x)):
-                kind.forward = fused_norm
+            if nearly_equal(fused_norm(module, x), module(x)):
+                module.forward = partial(fused_norm, module)
 
 
 def fused_norm(norm, x):
