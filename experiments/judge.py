@@ -71,9 +71,9 @@ def labelled(numbers, split, seed):
     has ANSWERS of them. numbers: of the questions in the split."""
     model, tokenizer = load_model(toy.BASE, torch.device("cpu"))
     rows, _ = with_prompts([toy.question(i, split) for i in numbers], "toy", tokenizer)
-    _, texts, right = answered(model, tokenizer, rows, ANSWERS, seed)
+    batch, texts = answered(model, tokenizer, rows, ANSWERS, seed)
     questions = [row["question"] for row in rows for _ in range(ANSWERS)]
-    return SimpleNamespace(questions=questions, texts=texts, right=right)
+    return SimpleNamespace(questions=questions, texts=texts, right=batch.advantages)
 
 
 def train_judge(answers, folder, seed, steps=400, lr=1e-3):

@@ -3,8 +3,6 @@ goes.
 
     python experiments/reproduce.py --table 1 --seeds 3    pruning rates; accuracy against time
     python experiments/reproduce.py --table all            every table, one after the other
-    python experiments/reproduce.py --table claims         the programs that were written for
-                                                           docs/claims.md; two to three hours
     python experiments/reproduce.py --quick                all of them, small, in about 5 minutes:
                                                            not a result
 
@@ -30,7 +28,6 @@ runs/reproduce/. To continue after an interruption, run the same command again. 
 runs/results; `--output experiments/results` writes over the stored ones.
 """
 
-import importlib
 import math
 import sys
 from collections.abc import Callable
@@ -47,12 +44,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from algorithms import ALGORITHMS, constant, resolve, token_mean
-from engine.base.errors import UserError
-from engine.data import questions as questions_module
-from engine.model import loading
-from engine.model.contract import Sampling
+from engine.data.questions import load_questions
+from engine.model.loading import load_model
 from engine.model.logprobs import Policy
-from engine.model.sampling import Sampler
 from engine.run.command_line import option, parse, run_program
 from engine.run.folder import options_of
 from experiments import memory
@@ -70,7 +64,6 @@ from experiments.library.study import (
     runs_of,
 )
 from grpo import kl_k1
-from records import Batch
 from tasks import toy
 
 RATES = (0.5, 0.75, 0.875, 0.9375)
@@ -85,24 +78,6 @@ PAPER = {
     # GSM8K accuracy, seconds, speed-up: Qwen2.5-1.5B-Instruct on two GPUs
     0.9375: (78.20, 2813, 8.32),
 }
-
-
-@dataclass
-class Config:
-    table: str = option(
-        "all", "1, speed, keep, group, family, two, unbiased, ppo, length, controls, together, "
-        "factorial, code, tool, all (of these), or claims"
-    )
-    seeds: int = option(3, "how many runs of every method, at least 3 (factorial: 5)")
-    quick: bool = option(
-        False, "one seed and 16 questions, into runs/reproduce-quick/: these are no results"
-    )
-    output: str | None = option(
-        None, "folder of the pages; none: runs/results, or runs/reproduce-quick"
-    )
-
-
-CLAIMS = ("claims", "collapse", "dynamic", "judge", "moe", "tradeoff")  # files beside this one
 
 
 class Method(NamedTuple):
@@ -393,16 +368,14 @@ def kl_to_base(folder, base):
 
     It is the mean of Σ_t k1 over 256 held-out questions, with one completion each.
     """
-    (model, tokenizer), (reference, _) = (
-        loading.load_model(path, torch.device("cpu")) for path in (folder, base)
-    )
-    questions, _ = questions_module.load_questions("toy", tokenizer, split="test", limit=256)
-    prompts = [question["prompt"] for question in questions]
-    longest = Sampling(options_of(folder)["max_new_tokens"])
-    drawn = Sampler(model, tokenizer).sample(prompts, 1, longest, seed=0)
-    batch = Batch(prompts, drawn.tokens, drawn.mask, torch.zeros(len(prompts)))
+    model, tokenizer = load_model(folder, torch.device("cpu"))
+    reference, _ = load_model(base, torch.device("cpu"))
+    questions, _ = load_questions("toy", tokenizer, split="test", limit=256)
+    longest = options_of(folder)["max_new_tokens"]
+    batch, _ = toy_model.answered(model, tokenizer, questions, 1, 0, longest)
     with torch.no_grad():
-        k1 = kl_k1(*(Policy(m).logprobs(batch) for m in (model, reference)))
+        logp, ref_logp = Policy(model).logprobs(batch), Policy(reference).logprobs(batch)
+    k1 = kl_k1(logp, ref_logp)
     return k1.sum(1).mean().item()
 
 
@@ -513,6 +486,18 @@ def picture(result, folder):
 # --- all of it ---
 
 
+@dataclass
+class Config:
+    table: str = option("all", "one of the tables, or all of them", choices=(*TABLES, "all"))
+    seeds: int = option(3, "how many runs of every method, at least 3 (factorial: 5)")
+    quick: bool = option(
+        False, "one seed and 16 questions, into runs/reproduce-quick/: these are no results"
+    )
+    output: str | None = option(
+        None, "folder of the pages; none: runs/results, or runs/reproduce-quick"
+    )
+
+
 def stem_of(name):
     """The name of a table's files."""
     return "table1" if name == "1" else name
@@ -559,16 +544,6 @@ def output_of(config):
 
 def main(argv):
     config = parse(Config, argv)
-    if config.table == "claims":
-        if config.quick:
-            raise UserError("--quick makes only tables: leave it out, or name another --table.")
-        for name in CLAIMS:
-            program = importlib.import_module(f"experiments.{name}")
-            program.main(["--output", output_of(config)])
-        return
-    if config.table not in (*TABLES, "all"):
-        raise UserError(f"unknown table '{config.table}': there are {', '.join(TABLES)}, all (of "
-                        "these), and claims.")
     for name in TABLES if config.table == "all" else [config.table]:
         reproduce(name, config)
 

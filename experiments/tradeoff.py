@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.run.command_line import parse, run_program
 from engine.run.curves import CPPO, GRPO
-from experiments.claims import NAMES, QUESTIONS, STAGES, G, model_of, sampled
+from experiments.claims import NAMES, STAGES, G, model_of, sampled
 from experiments.library.bench import heading
 from experiments.library.plot import across, curves, panels, save
 from experiments.library.study import (
@@ -63,10 +63,9 @@ def short(completions, **columns):
 
 def rewards_of(stage, seed):
     """What the completions of set `seed` earn: (2, groups, G), toy_accuracy and short."""
-    model, tokenizer = model_of(stage, seed)
-    batch, right, _ = sampled(model, tokenizer, seed, QUESTIONS)
-    texts = tokenizer.batch_decode(batch.tokens, skip_special_tokens=True)
-    return torch.stack([right, torch.tensor(short(texts))]).view(2, -1, G)
+    batch, texts = sampled(*model_of(stage, seed), seed)
+    both = torch.stack([batch.advantages, torch.tensor(short(texts))])
+    return both.view(2, -1, G)
 
 
 def advantages_of(rewards, weight):
@@ -137,7 +136,6 @@ RUNS = Study("runs/tradeoff", {
 
 
 def page(result):
-    columns = {figure: ".3f" for figure in result["runs"][0] if figure != "name"}
     return f"""{heading("Two rewards that trade off: GRPO and GDPO", result)}
 [What the figures are](../tradeoff.py). Mean ± standard deviation over 3 seeds. A number after a \
 name is the weight of `short`; A is the mean advantage of a kind.
@@ -146,7 +144,7 @@ name is the weight of `short`; A is the mean advantage of a kind.
 
 The runs:
 
-{pivot(result["runs"], columns)}
+{pivot(result["runs"], ".3f")}
 
 ![Both](tradeoff.png)
 """

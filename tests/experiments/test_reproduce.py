@@ -1,17 +1,13 @@
 """reproduce.py: its arithmetic, and the whole of it, small."""
 
-import importlib
 import json
-import re
 import statistics
 from functools import partial
-from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from algorithms import ALGORITHMS
-from engine.base.errors import UserError
 from engine.run.command_line import given
 from engine.run.config import Config, config_of
 from experiments import reproduce
@@ -87,21 +83,6 @@ def test_the_standard_error_of_an_effect_is_taken_over_the_seeds():
     lines = reproduce.effects(cells).splitlines()
     assert lines[2].startswith("| largest \\|A\\| | 0.800 ± 0.000 | 0.600 ± 0.100 |")
     assert lines[-1].split("|")[2].strip() == "0.640 ± 0.080"
-
-
-def test_all_figures_of_the_claims_come_from_one_command(monkeypatch):
-    made = []
-    for name in reproduce.CLAIMS:
-        module = importlib.import_module(f"experiments.{name}")
-        monkeypatch.setattr(module, "main", lambda argv, name=name: made.append((name, argv)))
-    main(["--table", "claims", "--output", "pages"])
-    assert made == [(name, ["--output", "pages"]) for name in reproduce.CLAIMS]
-    text = Path(__file__).parents[2].joinpath("docs/claims.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"^    python experiments/(\w+)\.py", text, re.M))
-    assert named - {"reproduce", "claims_real"} == set(reproduce.CLAIMS)  # or a --model is needed
-    for words in (["claims", "--quick"], ["2"]):
-        with pytest.raises(UserError):
-            main(["--table", *words])
 
 
 @pytest.mark.parametrize("name, of_its_own", [
