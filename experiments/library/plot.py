@@ -163,20 +163,21 @@ def dots(axis, rows, key, title, left=None):
     name_rows(axis, rows)
 
 
-def methods(rows, output, titles, order=None, left=None):
+def methods(rows, output, titles, left=None):
     """A panel of dots for each of several figures; the figure "phases" has a panel of bars.
 
-    titles: {figure: title of its panel}. order: a figure; the method with the largest mean is
-    above. left: where the axis of this figure begins.
+    titles: {figure: title of its panel}. left: where the axis of the first figure begins. If it is
+    given, the method with the largest mean of this figure is above.
     """
-    if order:
-        rows = sorted(rows, key=lambda row: -row[order]["mean"])
+    first = next(iter(titles))
+    if left is not None:
+        rows = sorted(rows, key=lambda row: -row[first]["mean"])
     figure, axes = panels(len(titles), 1.5 + len(rows) / 3.2, sharey=True)
     for axis, (key, title) in zip(axes, titles.items()):
         if key == "phases":
             bars(axis, rows, title)
         else:
-            dots(axis, rows, key, title, left if key == order else None)
+            dots(axis, rows, key, title, left if key == first else None)
     save(figure, output, "dots: seeds; line and band: mean ± standard deviation of the seeds")
 
 
@@ -241,11 +242,12 @@ def course(rows, output, titles):
     for axis, (metric, title) in zip(axes, titles.items()):
         lines = {}
         for row in rows:
-            points = list(zip((0, 1 / 8, 3 / 8, 5 / 8, 7 / 8), row["course"][metric]))
-            own = FAILS if row["name"].endswith("trained on results") else colour(row["name"])
-            style = "--" if row["name"].startswith("GRPO") else "-"
-            if any(row["course"][metric]):  # else the row has no such figure
-                lines[in_words(row["name"])] = [points], own, style
+            name, values = row["name"], row["course"][metric]
+            own = FAILS if name.endswith("trained on results") else colour(name)
+            style = "--" if name.startswith("GRPO") else "-"
+            points = list(zip((0, 1 / 8, 3 / 8, 5 / 8, 7 / 8), values))
+            if any(values):  # else the row has no such figure
+                lines[in_words(name)] = [points], own, style
         curves(axis, lines, named=axis is axes[-1], title=title, xlabel="share of the run")
     save(figure, output, "first step, then the mean of each quarter; mean of the seeds")
 

@@ -95,7 +95,7 @@ def test_the_page_says_what_each_stop_keeps():
 
 
 NAMES = ("table1", "family", "ppo", "factorial", "tool", "claims", "collapse", "dynamic", "judge",
-         "real", "tradeoff")  # the other tables have nothing that these have not
+         "real")  # the other tables have nothing that these have not
 
 
 @pytest.mark.parametrize("name", NAMES)
