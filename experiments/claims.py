@@ -100,50 +100,47 @@ def kept_share(W, A, products, k):
 
 
 def advantages_and_norms(of_each, rewards, lengths):
-    """{figure: number, and the points of the picture}. of_each: (N, parameters)."""
-    products = torch.stack([group @ group.T for group in of_each.split(G)])
-    figures, points = of_groups(products, rewards.view(-1, G), lengths.view(-1, G))
-    return figures | {"points": points}
+    """{figure: number, and the points of the picture}, over the groups whose rewards differ.
 
-
-def of_groups(products, rewards, lengths):
-    """({figure: number}, points of the picture), over the groups whose rewards differ, from the
-    inner products of the ∇ log π(o) of each group, (groups, G, G).
-
-    rewards, lengths: (groups, G).
+    of_each: (N, parameters). rewards, lengths: (N,).
     """
-    A = group_advantages(rewards)
+    A = group_advantages(rewards.view(-1, G))
     some = A.any(1)
-    products, A, lengths, right = products[some], A[some], lengths[some], rewards[some] > 0
+    products = torch.stack([group @ group.T for group in of_each.split(G)])[some]
+    A, lengths, right = A[some], lengths.view(-1, G)[some], rewards.view(-1, G)[some] > 0
     norms = products.diagonal(dim1=1, dim2=2).sqrt()
     few = A.abs() == A.abs().max(1, keepdim=True).values  # the rarer kind of a group
     tied = A.abs().max(1).values - A.abs().min(1).values < 1e-5  # 8 right, 8 wrong
 
     def larger_over_smaller(x):
         """Of each group: the mean of those with the larger |A| / that of the others."""
-        of_few, of_many = ((x * those).sum(1) / those.sum(1) for those in (few, ~few))
+        of_few = (x * few).sum(1) / few.sum(1)
+        of_many = (x * ~few).sum(1) / (~few).sum(1)
         return (of_few / of_many)[~tied].median()
 
-    figures, points = {"the larger |A| / the smaller": larger_over_smaller(A.abs())}, {}
+    figures = {"the larger |A| / the smaller": larger_over_smaller(A.abs())}
     for k in KEPT:
         alone = (few.sum(1)[~tied] == k).sum() / len(A)
         figures[f"k = {k}: groups in which |A| alone decides"] = alone
-    divisors = {"1/|o|": lengths, "token mean": lengths.mean(1, keepdim=True).expand_as(A)}
+    divisors = {"1/|o|": lengths, "token mean": lengths.mean(1, keepdim=True)}
     for name, divisor in divisors.items():
         W = A / divisor
-        weighed = W.abs() * norms
-        larger = larger_over_smaller(weighed)
+        larger = larger_over_smaller(W.abs() * norms)
         figures[f"{name}: norm with the larger |A| / with the smaller"] = larger
         for k in KEPT:
-            shares = zip(("share of the norms", "norm of the sum", "cosine"),
-                         kept_share(W, A, products, k))
-            for label, value in shares:
-                figures[f"{name}: k = {k}: {label}"] = value.mean()
-        points[f"{name}, right"] = points_of(A, weighed, right, right.sum(1))
-        points[f"{name}, wrong"] = points_of(A, weighed, ~right, right.sum(1))
+            share, size, cosine = kept_share(W, A, products, k)
+            figures[f"{name}: k = {k}: share of the norms"] = share.mean()
+            figures[f"{name}: k = {k}: norm of the sum"] = size.mean()
+            figures[f"{name}: k = {k}: cosine"] = cosine.mean()
     figures["tokens of a right completion"] = lengths[right].mean()
     figures["tokens of a wrong completion"] = lengths[~right].mean()
-    return {name: value.item() for name, value in figures.items()}, points
+    numbers = {name: value.item() for name, value in figures.items()}
+    weighed = (A / lengths).abs() * norms
+    points = {
+        "1/|o|, right": points_of(A, weighed, right, right.sum(1)),
+        "1/|o|, wrong": points_of(A, weighed, ~right, right.sum(1)),
+    }
+    return numbers | {"points": points}
 
 
 def points_of(A, norms, those, count_right):
