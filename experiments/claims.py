@@ -62,15 +62,8 @@ def model_of(stage, seed):
     return load_model(str(folder), torch.device("cpu"))
 
 
-def sampled(model, tokenizer, seed):
-    """SAMPLED completions of each question of set `seed`: (a Batch, whose advantages are the
-    rewards; their texts)."""
-    questions, _ = load_questions("toy", tokenizer, limit=seed * QUESTIONS)
-    return answered(model, tokenizer, questions[-QUESTIONS:], SAMPLED, seed)
-
-
 def scores(model, batch):
-    """∇ Σ_t log π(o_it) of each completion: (N, parameters)."""
+    """∇ Σ_t log π(o_it) of each completion: (N, parameters), 2 GB for a set of questions."""
     parameters, rows = list(model.parameters()), []
     for i in tqdm(range(len(batch.prompts)), desc="gradients"):
         logp = Policy(model).logprobs(batch.rows([i]))
@@ -256,7 +249,8 @@ def trained_distributions(model, batch):
 def measure(folder, stage, seed):
     """{claim: {figure: number}} of a stage with one seed."""
     model, tokenizer = model_of(stage, seed)
-    batch, _ = sampled(model, tokenizer, seed)
+    questions, _ = load_questions("toy", tokenizer, limit=seed * QUESTIONS)
+    batch, _ = answered(model, tokenizer, questions[-QUESTIONS:], SAMPLED, seed)
     gradients = scores(model, batch), batch.advantages, batch.mask.sum(1).float()
     if stage == "base":
         distributions = random_distributions(seed)
