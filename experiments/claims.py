@@ -1,12 +1,9 @@
 """Sentences that people repeat about GRPO, measured on the toy. docs/claims.md says what they are.
 
-    python experiments/claims.py                       all of them, ten minutes with the training
-    python experiments/claims.py --claim advantage     the gradient of a completion beside its |A|
-    python experiments/claims.py --claim pairs         pairs, and the variance for each G
-    python experiments/claims.py --claim kl            k1 and k3 by enumeration
-    python experiments/claims.py --claim tokens        what a token counts
+    python experiments/claims.py         all of them, ten minutes with the training
 
-Writes claims.json, claims.md and two pictures. Figures of other claims that are there stay.
+Writes claims.json, claims.md and two pictures: the gradient of a completion beside its |A|; pairs,
+and the variance for each G; k1 and k3 by enumeration.
 
 "base": the toy's base model on three sets of questions. "later": three runs of GRPO, each after 100
 steps (`train.py --algorithm grpo --steps 100 --seed S`, made in runs/claims-S if they are not
@@ -14,42 +11,35 @@ there), on the same sets. Every question gets 64 completions. All gradients are 
 update, where all ratios are 1, without the KL term.
 """
 
-import json
 import sys
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from cppo import prune
-from engine.base.errors import UserError
 from engine.data.questions import load_questions
 from engine.model.loading import load_model
-from engine.run.command_line import option, parse, run_program
+from engine.model.logprobs import Policy
+from engine.run.command_line import parse, run_program
 from engine.run.curves import CPPO, GRPO
-from experiments.gradients import scores
-from experiments.library.bench import heading, over_seeds, setting
+from experiments.library.bench import heading, over_seeds
 from experiments.library.plot import across, curves, panels, save
 from experiments.library.study import (
-    RESULTS,
+    Options,
     Study,
     by_name,
-    draw,
     one_run,
+    publish,
     runs_of,
     turned,
 )
 from experiments.library.toy_model import answered
-from family.dapo import token_mean_weights
-from family.drgrpo import constant_weights
-from grpo import group_advantages, kl_k1, kl_k2, kl_k3, sequence_mean_weights
-from records import Batch
+from grpo import group_advantages, kl_k1, kl_k2, kl_k3
 from tasks import toy
 
-SEEDS = (1, 2, 3)
 STAGES = ("base", "later")
 NAMES = {"base": "the base", "later": "after 100 steps"}
 QUESTIONS = 64  # of a set
@@ -57,13 +47,7 @@ SAMPLED = 64  # completions of a question
 G = 16
 KEPT = (8, 4, 2)
 SIZES = (2, 4, 8, 16, 32, 64)
-SHORT, LONG = 6, 35  # tokens of a guess and of a thought
-
-
-@dataclass
-class Options:
-    claim: str | None = option(None, "advantage, pairs, kl or tokens; none: all")
-    output: str = option(RESULTS, "folder of the page, of its figures and of its pictures")
+CLAIMS = ("advantage", "pairs", "kl")  # the parts of the result
 
 
 # --- models and their completions ---
@@ -78,20 +62,14 @@ def model_of(stage, seed):
     return load_model(str(folder), torch.device("cpu"))
 
 
-def sampled(model, tokenizer, seed, count):
-    """(Batch of count·SAMPLED completions, their rewards, their lengths) on set `seed`."""
-    questions = load_questions("toy", tokenizer, limit=seed * count)[0][-count:]
-    drawn, _, rewards = answered(model, tokenizer, questions, SAMPLED, seed)
-    each = [question["prompt"] for question in questions for _ in range(SAMPLED)]
-    return Batch(each, drawn.tokens, drawn.mask, rewards), rewards, drawn.lengths.float()
-
-
-@lru_cache(maxsize=1)  # one alone takes 2 GB
-def gradients_of(stage, seed):
-    """(∇ log π(o) of all completions (N, parameters), rewards (N,), lengths (N,))"""
-    model, tokenizer = model_of(stage, seed)
-    batch, rewards, lengths = sampled(model, tokenizer, seed, QUESTIONS)
-    return scores(model, batch), rewards, lengths
+def scores(model, batch):
+    """∇ Σ_t log π(o_it) of each completion: (N, parameters), 2 GB for a set of questions."""
+    parameters, rows = list(model.parameters()), []
+    for i in tqdm(range(len(batch.prompts)), desc="gradients"):
+        logp = Policy(model).logprobs(batch.rows([i]))
+        gradients = torch.autograd.grad(logp.sum(), parameters)
+        rows.append(torch.cat([g.flatten() for g in gradients]))
+    return torch.stack(rows)
 
 
 # --- "completions with a small |A| contribute little" ---
@@ -114,52 +92,48 @@ def kept_share(W, A, products, k):
     return share, of_kept / of_all, cosine
 
 
-def advantages_and_norms(stage, seed):
-    """{figure: number, and the points of the picture}"""
-    of_each, rewards, lengths = gradients_of(stage, seed)
-    products = torch.stack([group @ group.T for group in of_each.split(G)])
-    figures, points = of_groups(products, rewards.view(-1, G), lengths.view(-1, G))
-    return figures | {"points": points}
+def advantages_and_norms(of_each, rewards, lengths):
+    """{figure: number, and the points of the picture}, over the groups whose rewards differ.
 
-
-def of_groups(products, rewards, lengths):
-    """({figure: number}, points of the picture), over the groups whose rewards differ, from the
-    inner products of the ∇ log π(o) of each group, (groups, G, G).
-
-    rewards, lengths: (groups, G).
+    of_each: (N, parameters). rewards, lengths: (N,).
     """
-    A = group_advantages(rewards)
+    A = group_advantages(rewards.view(-1, G))
     some = A.any(1)
-    products, A, lengths, right = products[some], A[some], lengths[some], rewards[some] > 0
+    products = torch.stack([group @ group.T for group in of_each.split(G)])[some]
+    A, lengths, right = A[some], lengths.view(-1, G)[some], rewards.view(-1, G)[some] > 0
     norms = products.diagonal(dim1=1, dim2=2).sqrt()
     few = A.abs() == A.abs().max(1, keepdim=True).values  # the rarer kind of a group
     tied = A.abs().max(1).values - A.abs().min(1).values < 1e-5  # 8 right, 8 wrong
 
     def larger_over_smaller(x):
         """Of each group: the mean of those with the larger |A| / that of the others."""
-        of_few, of_many = ((x * those).sum(1) / those.sum(1) for those in (few, ~few))
+        of_few = (x * few).sum(1) / few.sum(1)
+        of_many = (x * ~few).sum(1) / (~few).sum(1)
         return (of_few / of_many)[~tied].median()
 
-    figures, points = {"the larger |A| / the smaller": larger_over_smaller(A.abs())}, {}
+    figures = {"the larger |A| / the smaller": larger_over_smaller(A.abs())}
     for k in KEPT:
         alone = (few.sum(1)[~tied] == k).sum() / len(A)
         figures[f"k = {k}: groups in which |A| alone decides"] = alone
-    divisors = {"1/|o|": lengths, "token mean": lengths.mean(1, keepdim=True).expand_as(A)}
+    divisors = {"1/|o|": lengths, "token mean": lengths.mean(1, keepdim=True)}
     for name, divisor in divisors.items():
         W = A / divisor
-        weighed = W.abs() * norms
-        larger = larger_over_smaller(weighed)
+        larger = larger_over_smaller(W.abs() * norms)
         figures[f"{name}: norm with the larger |A| / with the smaller"] = larger
         for k in KEPT:
-            shares = zip(("share of the norms", "norm of the sum", "cosine"),
-                         kept_share(W, A, products, k))
-            for label, value in shares:
-                figures[f"{name}: k = {k}: {label}"] = value.mean()
-        points[f"{name}, right"] = points_of(A, weighed, right, right.sum(1))
-        points[f"{name}, wrong"] = points_of(A, weighed, ~right, right.sum(1))
+            share, size, cosine = kept_share(W, A, products, k)
+            figures[f"{name}: k = {k}: share of the norms"] = share.mean()
+            figures[f"{name}: k = {k}: norm of the sum"] = size.mean()
+            figures[f"{name}: k = {k}: cosine"] = cosine.mean()
     figures["tokens of a right completion"] = lengths[right].mean()
     figures["tokens of a wrong completion"] = lengths[~right].mean()
-    return {name: value.item() for name, value in figures.items()}, points
+    numbers = {name: value.item() for name, value in figures.items()}
+    weighed = (A / lengths).abs() * norms
+    points = {
+        "1/|o|, right": points_of(A, weighed, right, right.sum(1)),
+        "1/|o|, wrong": points_of(A, weighed, ~right, right.sum(1)),
+    }
+    return numbers | {"points": points}
 
 
 def points_of(A, norms, those, count_right):
@@ -201,9 +175,8 @@ def variance(W, of_each, size):
     return second - squared, squared
 
 
-def pairs(stage, seed):
+def pairs(of_each, rewards, lengths):
     """{figure: number}. noise: variance over the squared norm of the mean."""
-    of_each, rewards, lengths = gradients_of(stage, seed)
     figures = {}
     for size in SIZES:
         groups = rewards.view(-1, size)
@@ -248,64 +221,58 @@ def whole_logprobs(model, batch):
     return logits[batch.mask].double().log_softmax(-1)
 
 
-def kl(stage, seed):
-    """{figure: number}. base: random distributions. later: the trained policy."""
-    found = {}  # (logp, ref_logp) of each comparison
-    if stage == "base":  # far and near, without a model
-        rng = torch.Generator().manual_seed(seed)
-        logits, noise = torch.randn(2, 1000, 22, generator=rng, dtype=torch.float64)
-        for scale in (0.1, 0.3, 1, 2):
-            logp = (logits + scale * noise).log_softmax(1)
-            found[f"random softmax, {scale}"] = logp, logits.log_softmax(1)
+def random_distributions(seed):
+    """{name: (logp, ref_logp)}, near and far, without a model."""
+    rng = torch.Generator().manual_seed(seed)
+    logits, noise = torch.randn(2, 1000, 22, generator=rng, dtype=torch.float64)
+    ref_logp, found = logits.log_softmax(1), {}
+    for scale in (0.1, 0.3, 1, 2):
+        logp = (logits + scale * noise).log_softmax(1)
+        found[f"random softmax, {scale}"] = logp, ref_logp
+    return found
+
+
+def trained_distributions(model, batch):
+    """{name: (logp, ref_logp)} of a trained policy and the base."""
+    base, _ = load_model(toy.BASE, torch.device("cpu"))
+    logp, ref_logp = whole_logprobs(model, batch), whole_logprobs(base, batch)
+    later = batch.mask.nonzero()[:, 1] > 0
+    return {
+        "after 100 steps": (logp, ref_logp),
+        "after 100 steps, without the first token": (logp[later], ref_logp[later]),
+    }
+
+
+# --- all of them ---
+
+
+def measure(folder, stage, seed):
+    """{claim: {figure: number}} of a stage with one seed."""
+    model, tokenizer = model_of(stage, seed)
+    questions, _ = load_questions("toy", tokenizer, limit=seed * QUESTIONS)
+    batch, _ = answered(model, tokenizer, questions[-QUESTIONS:], SAMPLED, seed)
+    gradients = scores(model, batch), batch.advantages, batch.mask.sum(1).float()
+    if stage == "base":
+        distributions = random_distributions(seed)
     else:
-        model, tokenizer = model_of(stage, seed)
-        batch, _, _ = sampled(model, tokenizer, seed, QUESTIONS)
-        base, _ = model_of("base", seed)
-        logp, ref = whole_logprobs(model, batch), whole_logprobs(base, batch)
-        later = batch.mask.nonzero()[:, 1] > 0
-        found["after 100 steps"] = logp, ref
-        found["after 100 steps, without the first token"] = logp[later], ref[later]
-    return {f"{where}: {name}": value.item()
-            for where, both in found.items() for name, value in compare(*both).items()}
+        distributions = trained_distributions(model, batch)
+    kl = {}
+    for where, both in distributions.items():
+        for name, value in compare(*both).items():
+            kl[f"{where}: {name}"] = value.item()
+    found = advantages_and_norms(*gradients), pairs(*gradients), kl
+    return dict(zip(CLAIMS, found))
 
 
-# --- "a token mean treats long answers fairly" ---
-
-
-def tokens(stage, seed):
-    """Arithmetic: a batch of one short and one long answer. No model is needed."""
-    if stage == "later":
-        return {}
-    mask = torch.arange(LONG) < torch.tensor([[SHORT], [LONG]])
-    ways = {"1/|o|": sequence_mean_weights(mask), "token mean": token_mean_weights(mask),
-            "constant": constant_weights(mask, max_tokens=toy.MAX_NEW_TOKENS)}
-    figures = {}
-    for name, weights in ways.items():
-        figures[f"{name}: a token of the short answer"] = weights[0, 0].item()
-        figures[f"{name}: a token of the long answer"] = weights[1, 0].item()
-        figures[f"{name}: share of the long answer"] = (weights[1].sum() / weights.sum()).item()
-    return figures
-
-
-# --- the page and the pictures ---
-
-CLAIMS = {"advantage": advantages_and_norms, "pairs": pairs, "kl": kl, "tokens": tokens}
-
-
-def measure(names):
-    """{claim: its rows, one of each stage}"""
-    study = Study("runs/claims", dict(zip(STAGES, STAGES)), lambda folder, stage, seed: {
-        name: CLAIMS[name](stage, seed) for name in names})
-    runs = runs_of(study)
-    return {name: [{"name": stage} | over_seeds([run[name] for run in runs[stage]])
-                   for stage in STAGES] for name in names}
+STUDY = Study("runs/claims", dict(zip(STAGES, STAGES)), measure)
 
 
 def page(result):
-    text = "# Claims, measured\n\n[What the claims are](../../docs/claims.md), [what the figures "
-    text += "are](../claims.py). Mean ± standard deviation over 3 seeds.\n"
-    for name, own in result.items():
-        text += f"\n#{heading(name, own)}\n{turned(own['rows'], '.4f')}\n"
+    text = heading("Claims, measured", result)
+    text += "\n[What the claims are](../../docs/claims.md), [what the figures are](../claims.py)."
+    text += " Mean ± standard deviation over 3 seeds.\n"
+    for claim in CLAIMS:
+        text += f"\n## {claim}\n\n{turned(result[claim], '.4f')}\n"
     return text
 
 
@@ -337,21 +304,17 @@ def draw_pairs(rows, folder):
 
 
 def picture(result, folder):
-    """The pictures of the claims that have one."""
-    for name, own in (("advantage", draw_norms), ("pairs", draw_pairs)):
-        if name in result:
-            own(by_name(result[name]["rows"]), folder)
+    draw_norms(by_name(result["advantage"]), folder)
+    draw_pairs(by_name(result["pairs"]), folder)
 
 
 def main(argv):
     options = parse(Options, argv)
-    if options.claim not in (None, *CLAIMS):
-        raise UserError(f"--claim must be one of {', '.join(CLAIMS)}, not {options.claim}.")
-    stored = Path(options.output, "claims.json")
-    result = json.loads(stored.read_text()) if stored.exists() else {}
-    for name, rows in measure([options.claim] if options.claim else CLAIMS).items():
-        result[name] = setting() | {"rows": rows}
-    draw(options.output, "claims", result, page, picture)
+    runs, result = runs_of(STUDY), {}
+    for claim in CLAIMS:
+        result[claim] = [
+            {"name": stage} | over_seeds([run[claim] for run in runs[stage]]) for stage in STAGES]
+    publish(options.output, "claims", result, page, picture)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from experiments.library.study import (
     Options,
     Study,
     by_name,
+    mean_over,
     once,
     one_run,
     pivot,
@@ -71,9 +72,9 @@ def labelled(numbers, split, seed):
     has ANSWERS of them. numbers: of the questions in the split."""
     model, tokenizer = load_model(toy.BASE, torch.device("cpu"))
     rows, _ = with_prompts([toy.question(i, split) for i in numbers], "toy", tokenizer)
-    _, texts, right = answered(model, tokenizer, rows, ANSWERS, seed)
+    batch, texts = answered(model, tokenizer, rows, ANSWERS, seed)
     questions = [row["question"] for row in rows for _ in range(ANSWERS)]
-    return SimpleNamespace(questions=questions, texts=texts, right=right)
+    return SimpleNamespace(questions=questions, texts=texts, right=batch.advantages)
 
 
 def train_judge(answers, folder, seed, steps=400, lr=1e-3):
@@ -175,24 +176,28 @@ def figures(rows, paid):
     Curves: at each step the mean of the last WINDOW steps, the KL as --stop_kl computes it, and the
     median of the last MANY KLs. paid: the reward that the run trains on.
     """
-    accuracy, reward = (
-        [fmean(row[name] for row in rows[max(0, i + 1 - WINDOW) : i + 1]) for i in range(len(rows))]
-        for name in ("accuracy", f"reward/{paid}"))
-    kl, medians, recent = [], [], []
-    for row in rows:
-        if row["kl"] is not None:  # the step made an update
-            recent.append(row["kl"])
-        kl.append(fmean(recent[-WINDOW:]) if len(recent) >= WINDOW else 0.0)
-        medians.append(median(recent[-MANY:]) if len(recent) >= MANY else 0.0)
-    best = max(range(len(rows)), key=lambda i: accuracy[i])
-    found = {"accuracy": accuracy, "reward": reward, "kl": kl, "median": medians}
-    return {
+    accuracy, reward, kl, medians = [], [], [], []
+    logged = []  # the KLs so far: a step without an update has none
+    for i, row in enumerate(rows, 1):
+        last = rows[max(0, i - WINDOW) : i]
+        accuracy.append(mean_over(last, "accuracy"))
+        reward.append(mean_over(last, f"reward/{paid}"))
+        if row["kl"] is not None:
+            logged.append(row["kl"])
+        kl.append(fmean(logged[-WINDOW:]) if len(logged) >= WINDOW else 0.0)
+        medians.append(median(logged[-MANY:]) if len(logged) >= MANY else 0.0)
+    best = accuracy.index(max(accuracy))
+    found = {
         "steps": len(rows), "best": accuracy[best], "step of the best": best + 1,
         "KL at the best": kl[best], "largest KL": max(kl),
         "median KL": median(kl[len(kl) // 2 :]),  # of the second half
         "largest kl_old": max(row["kl_old"] or 0.0 for row in rows),
         "reward, first": reward[0], "reward, last": reward[-1],
-    } | {f"curve of {name}": [round(value, 5) for value in of] for name, of in found.items()}
+    }
+    curves = {"accuracy": accuracy, "reward": reward, "kl": kl, "median": medians}
+    for name, values in curves.items():
+        found[f"curve of {name}"] = [round(value, 5) for value in values]
+    return found
 
 
 def stops_in_the_logs(row, X, name="kl"):
@@ -200,16 +205,19 @@ def stops_in_the_logs(row, X, name="kl"):
     there. name: of the curve that is compared with X."""
     found = []
     for kl, accuracy in zip(row[f"curve of {name}"], row["curve of accuracy"]):
-        i = next((i for i, value in enumerate(kl) if value > X), len(kl) - 1)
-        found.append({"steps": i + 1, "held-out": accuracy[i]})
+        beyond = [i for i, value in enumerate(kl, 1) if value > X]
+        step = beyond[0] if beyond else len(kl)
+        found.append({"steps": step, "held-out": accuracy[step - 1]})
     return over_seeds(found)
 
 
 def all_stops(result):
     """{name: its row}: what X keeps. That of the rule is from the logs."""
+    stops = by_name(result["stops"])
     rule = by_name(result["runs"])["rule, β = 0"]
-    in_logs = {f"rule, X = {X:g}": stops_in_the_logs(rule, X) for X in STOPS}
-    return by_name(result["stops"]) | in_logs
+    for X in STOPS:
+        stops[f"rule, X = {X:g}"] = stops_in_the_logs(rule, X)
+    return stops
 
 
 # --- the page and the pictures ---
@@ -227,10 +235,13 @@ def page(result):
     X = max(map(max, runs["rule, β = 0"]["curve of median"]))
     ends = stops_in_the_logs(runs["judge, β = 0"], X, "median")
     steps = ", ".join(map(str, ends["steps"]["values"]))
-    whole = [row | {"writes (seed 1)": f"`{row['writes'][0]}`".replace("\n", " ")}
-             for row in result["runs"]]
-    stops = [row | {"name": name, "steps": row["steps"]["values"]}
-             for name, row in all_stops(result).items()]
+    whole, stops = [], []
+    for row in result["runs"]:
+        written = row["writes"][0].replace("\n", " ")
+        whole.append(row | {"writes (seed 1)": f"`{written}`"})
+    for name, row in all_stops(result).items():
+        stops.append({"name": name, "step of the stop, each seed": row["steps"]["values"],
+                      "accuracy": row["held-out"]})
     return f"""{heading("A learned reward model, and a stop by the KL", result)}
 [What the figures are](../judge.py), [what they show](../../docs/claims.md). Mean ± standard \
 deviation of 3 seeds. The base has {runs["judge, β = 0"]["base"]["mean"]:.3f} on held-out questions.
@@ -252,7 +263,7 @@ best: the highest accuracy; median KL: of the second half. The last column answe
 The accuracy of judge and off by one is held-out, of the model that the run keeps. That of the \
 rule is from the log, at the step at which X would end the run.
 
-{pivot(stops, {"step of the stop, each seed": ("steps", ""), "accuracy": ("held-out", ".3f")})}
+{pivot(stops, {"step of the stop, each seed": "", "accuracy": ".3f"})}
 
 If the median of {MANY} steps is compared in place of the mean of {WINDOW}: X = {X:.3f} lets each \
 run with the rule finish, and ends those with the judge at the steps {steps}, with the accuracy \
@@ -274,14 +285,15 @@ def line(row, name, colour, style="-"):
 def draw_runs(result, output):
     """The reward of the judge and the true accuracy, at three β, beside the rule."""
     figure, (left, right) = panels(2, sharex=True)
-    runs = by_name(result["runs"])
-    hacked = {f"judge, β = {beta:g}": style for beta, style in zip(BETAS, ("-", "--", ":"))}
-    rewards, truths = ({name: line(runs[name], of, FAILS, style) for name, style in hacked.items()}
-                       for of in ("reward", "accuracy"))
-    truths["rule, β = 0"] = line(runs["rule, β = 0"], "accuracy", GRPO)
+    runs, rewards, accuracies = by_name(result["runs"]), {}, {}
+    for beta, style in zip(BETAS, ("-", "--", ":")):
+        name = f"judge, β = {beta:g}"
+        rewards[name] = line(runs[name], "reward", FAILS, style)
+        accuracies[name] = line(runs[name], "accuracy", FAILS, style)
+    accuracies["rule, β = 0"] = line(runs["rule, β = 0"], "accuracy", GRPO)
     curves(left, rewards, title="What the judge pays rises", xlabel="step",
            ylabel="logit of the judge")
-    curves(right, truths, title="The true accuracy falls, but not with β = 0.5", xlabel="step",
+    curves(right, accuracies, title="The true accuracy falls, but not with β = 0.5", xlabel="step",
            ylabel="accuracy", ylim=(0, 1))
     for row in result["stops"][: len(STOPS)]:
         right.plot(row["steps"]["values"], row["held-out"]["values"], "o", color="black", zorder=4)
@@ -292,17 +304,16 @@ def draw_runs(result, output):
 def draw_stop(result, output):
     """Left: the KL that the stop looks at. Right: what each X keeps."""
     figure, (left, right) = panels(2)
-    runs, stops = by_name(result["runs"]), all_stops(result)
-    colours, kept = {"rule": GRPO, "judge": FAILS}, {}
-    for reward, colour in colours.items():
+    runs, stops, kls, kept = by_name(result["runs"]), all_stops(result), {}, {}
+    for reward, colour in (("rule", GRPO), ("judge", FAILS)):
+        whole = runs[f"{reward}, β = 0"]
+        kls[reward] = line(whole, "kl", colour)
         of_X = [stops[f"{reward}, X = {X:g}"]["held-out"] for X in STOPS]
-        of_X.append(runs[f"{reward}, β = 0"]["held-out"])
-        kept[reward] = across(of_X), colour, "o-"
-    lines = {name: line(runs[f"{name}, β = 0"], "kl", colours[name]) for name in colours}
+        kept[reward] = across([*of_X, whole["held-out"]]), colour, "o-"
     for X in STOPS:
         left.axhline(X, color="black", linewidth=0.8, zorder=0)
         left.text(1, X * 1.05, f"X = {X:g}", fontsize=10)
-    curves(left, lines, title="A healthy run crosses every X as well", xlabel="step",
+    curves(left, kls, title="A healthy run crosses every X as well", xlabel="step",
            ylabel=f"KL to the base, mean of {WINDOW} steps", yscale="log", ylim=(0.005, 5))
     curves(right, kept, title="X = 0.2 saves the hacked run, X = 0.4 does not",
            xlabel="X of --stop_kl", ylabel="accuracy of the model that is kept", ylim=(0, 1),

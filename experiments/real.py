@@ -6,52 +6,54 @@
 
 Writes real.json, real.md and real.png (real_second.*) in runs/results/. The first part of the page
 is results/real_plan.md (real_second_plan.md), which was written before the runs. A finished run is
-one file in runs/real/ (runs/real_second/), and the page is of all that are there. To continue after
-an interruption, run the same command again: an interrupted run begins anew. Several commands with
-other --seeds may run at the same time.
+one file in runs/real/ (runs/real_second/). To continue after an interruption, run the same command
+again: an interrupted run begins anew. Several commands with other --seeds may run at the same time;
+then the same command without --seeds writes the page of all runs.
 
 A method that makes cheap steps makes more of them. The learning rate follows the seconds, so that
 every method has a whole schedule. Evaluation does not count.
 """
 
-import json
 import random
 import sys
 import time
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean, median
 
 import torch
-from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
-from engine.base import files
 from engine.data.questions import load_questions, take
 from engine.model.networks import build
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import config_of
-from engine.run.curves import DPI
 from engine.run.state import learning_rate
 from engine.scoring.score import load_rewards
 from eval import examine
-from experiments.library.bench import heading, markdown_table, over_seeds, pm, report
+from experiments.library.bench import heading
 from experiments.library.plot import (
     OTHER,
-    STYLES,
-    band,
     colour,
-    foot,
+    curves,
     in_words,
-    name_lines,
+    name_rows,
     panels,
-    plain,
+    save,
+    styles,
 )
-from experiments.library.study import curve, name_of
+from experiments.library.study import (
+    RESULTS,
+    Study,
+    curve,
+    once,
+    pivot,
+    publish,
+    rows_of,
+)
 from experiments.reproduce import RULES
 from tasks.table import base_model
 from train import train_step
@@ -101,25 +103,23 @@ CLAIM = (
 # a page compares all its methods with the first two of these that it has
 OTHERS = ("GRPO", "CPPO, P=0.875", "CPPO, P=0.75")
 STUDIES = {"real": METHODS, "real_second": SECOND}
-RESULTS = Path(__file__).parent / "results"
+PLANS = Path(__file__).parent / "results"
 
 
 @dataclass
 class Options:
-    model: str = option(
-        "HuggingFaceTB/SmolLM2-135M-Instruct", "hub name or folder of a chat model"
-    )
+    model: str = option("HuggingFaceTB/SmolLM2-135M-Instruct", "hub name or folder of a chat model")
     seeds: list[int] | None = option(None, "none: 1 2 3")
     second: bool = option(False, "the second plan")
-    output: str = option("runs/results", "folder of the page and of the picture")
+    output: str = option(RESULTS, "folder of the page and of the picture")
 
 
 # --- one run ---
 
 
 def train_for(config, algorithm):
-    """Train for AT[-1] CPU seconds of one thread. Returns {steps, a list with a dict for each;
-    figures}."""
+    """Train for AT[-1] CPU seconds of one thread. Returns the figures of this run. curves: rows of
+    (seconds, completions, accuracy)."""
     data, sampling, per_step = config.data, config.sampling, algorithm.questions_per_step
     source = base_model(data.model, data.dataset)
     networks = build(config, algorithm, source, torch.device("cpu"))
@@ -147,11 +147,12 @@ def train_for(config, algorithm):
                 figures |= evaluate(networks, before, test, rewards[0].function, sampling, at)
         seconds += last
         share = metrics["seconds/generate"] / metrics["seconds/total"]
-        steps.append(metrics | {"seconds/total": last, "seconds": seconds, "sampling": share})
+        steps.append(metrics | {"seconds/total": last, "sampling": share})
     figures["steps"] = len(steps) - 1  # the last one is over too late
     figures["questions"] = sum(step["questions"] for step in steps[:-1])
     figures["sampling"] = fmean(step["sampling"] for step in steps)
-    return {"steps": steps, "figures": figures}
+    figures["curves"] = curve(steps)
+    return figures
 
 
 def evaluate(networks, weights, questions, reward, sampling, at):
@@ -170,77 +171,50 @@ def evaluate(networks, weights, questions, reward, sampling, at):
     }
 
 
-# --- all runs, and their figures ---
+# --- all runs ---
 
 
-def make_runs(options, name, folder):
-    """Make the runs of a study that are not there yet. A run is one file in the folder."""
-    jobs = list(product(options.seeds or (1, 2, 3), STUDIES[name].items()))
-    for seed, (method, more) in tqdm(jobs, desc="runs"):
-        path = folder / f"{name_of(method, seed)}.json"
-        if not path.exists():
-            usual = SETTING | {"model": options.model, "seed": seed, "lr": LR}
-            run = {"method": method, "seed": seed, "options": usual | more}
-            run |= train_for(*config_of(usual | more))
-            files.write(path, json.dumps(run) + "\n")
+def study_of(name, model, seeds):
+    """A run is one file in the study's folder."""
+
+    def measure(folder, more, seed):
+        usual = SETTING | {"model": model, "seed": seed, "lr": LR}
+        return once(Path(f"{folder}.json"), lambda: train_for(*config_of(usual | more)))
+
+    return Study(f"runs/{name}", STUDIES[name], measure, seeds)
 
 
-def finished(name, folder):
-    """{method: its figures} of all runs of a study that are in the folder."""
-    runs = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    found = {}
-    for method in STUDIES[name]:
-        own = [run for run in runs if run["method"] == method]
-        if own:
-            found[method] = summary(own)
+def reached(row):
+    """The seconds after which each run first has the accuracy REACHED; None if not in time."""
+    found = []
+    for points in row["curves"]:
+        seconds = [at for at, _, accuracy in points if accuracy >= REACHED and at <= AT[-1]]
+        found.append(seconds[0] if seconds else None)
     return found
-
-
-def summary(runs):
-    """The figures of one method, over its seeds."""
-    row = over_seeds([run["figures"] for run in runs])
-    for name in ("length", "steps", "questions", "sampling"):
-        row[name] = row[name]["mean"]
-    row["seeds"] = [run["seed"] for run in runs]
-    row["curves"] = [curve(run["steps"]) for run in runs]
-    row["seconds"] = [seconds_to(REACHED, points) for points in row["curves"]]
-    return row
-
-
-def seconds_to(least, points):
-    """The seconds after which a run first has an accuracy; None if it has not in time."""
-    for seconds, _, accuracy in points:
-        if accuracy >= least and seconds <= AT[-1]:
-            return seconds
 
 
 # --- the page ---
 
-
-def table(rows):
-    """What the methods did with their seconds, as a Markdown table."""
-    lines = [["", "steps", "questions", "tokens long", "share of sampling",
-              f"seconds to {REACHED}, each seed"]]
-    for name, row in rows.items():
-        facts = [round(row[name]) for name in ("steps", "questions")]
-        seconds = [f"{one:.0f}" if one else "–" for one in row["seconds"]]
-        share = f"{row['sampling']:.0%}"
-        lines.append([name, *facts, f"{row['length']:.1f}", share, ", ".join(seconds)])
-    return markdown_table(lines)
+COLUMNS = {
+    "steps": ".0f", "questions": ".0f", "tokens long": ("length", ".1f"),
+    "share of sampling": ("sampling", ".0%"),
+    f"seconds to {REACHED}, each seed": ("reached", ".0f"),
+}
 
 
 def differences(rows, figure):
     """An accuracy of each method, and whether each of its seeds is above (or below) each seed of
     two other methods, as a Markdown table."""
-    others = [name for name in OTHERS if name in rows][:2]
-    lines = [["", "mean ± std", "lowest", "highest", *(f"beside {name}" for name in others)]]
-    for name, row in rows.items():
+    others = [row for row in rows if row["name"] in OTHERS][:2]
+    lines = []
+    for row in rows:
         own = row[figure]
-        line = [name, pm(own), f"{own['min']:.3f}", f"{own['max']:.3f}"]
+        line = {"name": row["name"], "mean ± std": own}
+        line |= {"lowest": own["min"], "highest": own["max"]}
         for other in others:
-            line.append(beside(own, rows[other][figure]))
+            line[f"beside {other['name']}"] = beside(own, other[figure])
         lines.append(line)
-    return markdown_table(lines)
+    return pivot(lines, ".3f")
 
 
 def beside(own, other):
@@ -250,11 +224,12 @@ def beside(own, other):
     return "below" if own["max"] < other["min"] else "–"
 
 
-def page(result, name):
-    rows = result["rows"]
+def page(result):
+    name, rows = result["study"], result["rows"]
     text = heading("GRPO, CPPO and their controls on a real model", result) + "\n"
-    text += (RESULTS / f"{name}_plan.md").read_text(encoding="utf-8")
-    text += f"\n## Results\n\n{table(rows)}\n\n![Accuracy against seconds]({name}.png)\n"
+    text += (PLANS / f"{name}_plan.md").read_text(encoding="utf-8")
+    shown = [row | {"reached": reached(row)} for row in rows]
+    text += f"\n## Results\n\n{pivot(shown, COLUMNS)}\n\n![Accuracy against seconds]({name}.png)\n"
     for how, at in product(("sampled", "greedy"), AT):
         text += f"\nAccuracy after {at} s, {how}:\n\n{differences(rows, f'{how} {at}')}\n"
     return text
@@ -268,60 +243,46 @@ TITLES = {  # what the two panels of curves show
 }
 
 
-def picture(rows, output, titles):
+def picture(result, folder):
     """Accuracy against seconds in two panels, and the seconds to an accuracy."""
-    figure, axes = panels(3, 5.6, width=18)
-    of_claim = {name: row for name, row in rows.items() if name in CLAIM}
-    others = {name: row for name, row in rows.items() if name not in of_claim}
-    draw_curves(axes[0], of_claim)
-    draw_curves(axes[1], {"GRPO": rows["GRPO"]} | others)
-    draw_seconds(axes[2], rows)
-    for axis, title in zip(axes, (*titles, f"Seconds to an accuracy of {REACHED}")):
-        axis.set_title(title, fontsize=13)
-        plain(axis)
-    foot(figure, "line: mean of the seeds; band: lowest to highest")
-    figure.savefig(output, dpi=DPI)
+    name, rows = result["study"], result["rows"]
+    figure, (left, middle, right) = panels(3, 5.6, width=18)
+    of_claim = [row for row in rows if row["name"] in CLAIM]
+    others = [row for row in rows if row["name"] == "GRPO" or row not in of_claim]
+    for axis, own, title in zip((left, middle), (of_claim, others), TITLES[name]):
+        draw_curves(axis, own, title)
+    draw_seconds(right, rows)
+    save(figure, folder / f"{name}.png", "line: mean of the seeds; band: lowest to highest")
 
 
-def draw_curves(axis, rows):
-    """Accuracy against seconds. Lines of one colour differ in their style."""
-    axis.set(xlabel="CPU seconds of training", ylabel="accuracy, sampled (moving mean)")
-    axis.set(xlim=(0, AT[-1]), ylim=(0, 0.85))
-    lines, used = [], []
-    for name, row in rows.items():
-        own = colour(name, other=OTHER)
-        style = STYLES[used.count(own) % len(STYLES)]
-        used.append(own)
-        last = band(axis, row["curves"], 0, own, style, until=AT[-1])
-        lines.append((last, in_words(name), own))
-    name_lines(axis, lines)
+def draw_curves(axis, rows, title):
+    """Accuracy against seconds."""
+    own = [colour(row["name"], other=OTHER) for row in rows]
+    lines = {}
+    for row, color, style in zip(rows, own, styles(own)):
+        lines[in_words(row["name"])] = row["curves"], color, style
+    curves(axis, lines, height=2, title=title, xlabel="CPU seconds of training",
+           ylabel="accuracy, sampled (moving mean)", xlim=(0, AT[-1]), ylim=(0, 0.85))
 
 
 def draw_seconds(axis, rows):
     """The seconds to an accuracy: a line for each method, a dot for each seed."""
-    names = sorted(rows, key=lambda name: median(reached(rows[name])))
-    for y, name in enumerate(names):
-        dots = reached(rows[name])
-        axis.plot(dots, [y] * len(dots), "o", color=colour(name), markersize=8)
-    axis.set_yticks(range(len(names)), [in_words(name) for name in names], fontsize=11)
-    axis.invert_yaxis()
-    axis.set(xlim=(0, 1.05 * AT[-1]), xlabel=f"dots: seeds; at {AT[-1]} s: not reached in time")
-
-
-def reached(row):
-    """The seconds of each seed to an accuracy; all its seconds if it has not reached it."""
-    return [seconds or AT[-1] for seconds in row["seconds"]]
+    found = {row["name"]: [seconds or AT[-1] for seconds in reached(row)] for row in rows}
+    rows = sorted(rows, key=lambda row: median(found[row["name"]]))
+    for y, row in enumerate(rows):
+        dots = found[row["name"]]
+        axis.plot(dots, [y] * len(dots), "o", color=colour(row["name"]), markersize=8)
+    name_rows(axis, rows)
+    axis.set(xlim=(0, 1.05 * AT[-1]), xlabel=f"dots: seeds; at {AT[-1]} s: not reached in time",
+             title=f"Seconds to an accuracy of {REACHED}")
 
 
 def main(argv):
     options = parse(Options, argv)
     name = "real_second" if options.second else "real"
-    folder = Path("runs", name)
-    folder.mkdir(parents=True, exist_ok=True)
-    make_runs(options, name, folder)
-    result = {"setting": SETTING, "lr": LR, "rows": finished(name, folder)}
-    report(options, name, result, partial(page, name=name))
-    picture(result["rows"], Path(options.output) / f"{name}.png", TITLES[name])
+    study = study_of(name, options.model, options.seeds or (1, 2, 3))
+    result = {"study": name, "setting": SETTING, "lr": LR, "rows": rows_of(study)}
+    publish(options.output, name, result, page, picture)
 
 
 if __name__ == "__main__":

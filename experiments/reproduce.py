@@ -3,21 +3,8 @@ goes.
 
     python experiments/reproduce.py --table 1 --seeds 3    pruning rates; accuracy against time
     python experiments/reproduce.py --table all            every table, one after the other
-    python experiments/reproduce.py --table claims         the programs that were written for
-                                                           docs/claims.md; two to three hours
     python experiments/reproduce.py --quick                all of them, small, in about 5 minutes:
                                                            not a result
-
-- speed: pruning alone, larger batches alone, both; Amdahl's bound
-- keep: which completions to keep; group: the group size
-- family: GRPO and its relatives side by side; two: 2-GRPO beside CPPO; unbiased: CPPO, and pruning
-  that is drawn and weighed; ppo: what a critic costs, and what it gives
-- length: GFPO on a base model whose thoughts are too long
-- controls: what a sceptic asks: is it the pruning, or something else?
-- together: sampling more questions together than are trained on together
-- factorial: four losses × five rules: which of the two matters?
-- code: two loose rewards, for a base model that rarely writes the form of the code task
-- tool: a calculator, and what goes wrong if its results are trained on
 
 The protocol is the paper's, on a smaller task. G = 16, and a device trains on 16 completions in
 each step, so GRPO takes one question per step and CPPO ⌊16/k⌋. Every method passes once over the
@@ -30,7 +17,6 @@ runs/reproduce/. To continue after an interruption, run the same command again. 
 runs/results; `--output experiments/results` writes over the stored ones.
 """
 
-import importlib
 import math
 import sys
 from collections.abc import Callable
@@ -47,12 +33,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from algorithms import ALGORITHMS, constant, resolve, token_mean
-from engine.base.errors import UserError
-from engine.data import questions as questions_module
-from engine.model import loading
-from engine.model.contract import Sampling
+from engine.data.questions import load_questions
+from engine.model.loading import load_model
 from engine.model.logprobs import Policy
-from engine.model.sampling import Sampler
 from engine.run.command_line import option, parse, run_program
 from engine.run.folder import options_of
 from experiments import memory
@@ -70,7 +53,6 @@ from experiments.library.study import (
     runs_of,
 )
 from grpo import kl_k1
-from records import Batch
 from tasks import toy
 
 RATES = (0.5, 0.75, 0.875, 0.9375)
@@ -85,209 +67,6 @@ PAPER = {
     # GSM8K accuracy, seconds, speed-up: Qwen2.5-1.5B-Instruct on two GPUs
     0.9375: (78.20, 2813, 8.32),
 }
-
-
-@dataclass
-class Config:
-    table: str = option(
-        "all", "1, speed, keep, group, family, two, unbiased, ppo, length, controls, together, "
-        "factorial, code, tool, all (of these), or claims"
-    )
-    seeds: int = option(3, "how many runs of every method, at least 3 (factorial: 5)")
-    quick: bool = option(
-        False, "one seed and 16 questions, into runs/reproduce-quick/: these are no results"
-    )
-    output: str | None = option(
-        None, "folder of the pages; none: runs/results, or runs/reproduce-quick"
-    )
-
-
-CLAIMS = ("claims", "collapse", "dynamic", "judge", "moe", "tradeoff")  # files beside this one
-
-
-class Method(NamedTuple):
-    kind: str  # grpo, pruning alone, larger batches alone, both; of the table keep: the rule
-    options: dict  # of train.py, on top of PROTOCOL
-    baseline: str = "GRPO"  # the method that its speed-up is measured against
-    # the method that differs from it in the pruning alone, for Amdahl's law
-    unpruned: str | None = None
-    passes: float = 1  # over the questions of the table
-
-
-def grpo(kind="grpo", **options):
-    return Method(kind, {"algorithm": "grpo"} | options)
-
-
-def cppo(kind, rate, **options):
-    return Method(kind, {"algorithm": "cppo", "pruning_rate": rate} | options)
-
-
-def in_minibatches(methods, n):
-    """n times the questions of a step, sampled together, and trained on in n mini-batches: as many
-    updates as before."""
-    return {
-        f"{name}, {n} mini-batches": method._replace(options=method.options | {
-            "questions_per_step": n * method.options.get("questions_per_step", 1), "minibatches": n,
-        }) for name, method in methods.items()
-    }
-
-
-def own(name, **more):
-    """An algorithm with its own β, μ and mini-batches. It takes four questions per step, before
-    allocation."""
-    numbers = {key: getattr(resolve(name), key) for key in ("beta", "mu", "minibatches")}
-    options = {"algorithm": name, **numbers, "questions_per_step": 4, "lr": 3e-4, **more}
-    return Method(name, options, "grpo")
-
-
-# --- the methods of the tables: {name: Method} ---
-
-PRUNED = {"GRPO": grpo(), **{f"P={p}": cppo("both", p) for p in RATES}}
-
-# CPPO's two parts alone: pruning without allocation, and as many questions per step as CPPO has
-SPEED = {"GRPO": grpo()}
-for p in RATES:
-    batch = f"larger batches alone, B={round(1 / (1 - p))}"
-    SPEED |= {
-        f"pruning alone, P={p}":
-            cppo("pruning alone", p, allocation=False)._replace(unpruned="GRPO"),
-        batch: grpo("larger batches alone", questions_per_step=round(1 / (1 - p))),
-        f"both, P={p}": cppo("both", p)._replace(unpruned=batch),
-    }
-
-KEEP = {"GRPO": grpo()} | {
-    f"{rule}, P={p}": cppo(rule, p, keep=rule)
-    for p in (0.5, 0.875) for rule in ("largest_abs", "largest", "random", "smallest_abs", "pooled")
-}
-
-# the device trains on 16 completions in each step for every G; if G is larger than 16, on G of them
-GROUP = {}
-for g in (4, 8, 16, 32):
-    size = {"group_size": g, "questions_per_step": max(1, 16 // g)}
-    GROUP |= {
-        name: method._replace(baseline=f"GRPO, G={g}") for name, method in
-        {f"GRPO, G={g}": grpo(**size), f"P=0.75, G={g}": cppo("both", 0.75, **size)}.items()
-    }
-
-# every algorithm as in its paper, GSPO with CPPO's pruning, and random prefixes (NAT). 2-GRPO
-# samples as many completions as the others, from 8 times as many questions
-FAMILY = {name: own(name) for name in ALGORITHMS} | {
-    "2grpo": own("2grpo", group_size=2, questions_per_step=32)._replace(passes=8),
-    "gspo + cppo": own("gspo", keep="largest_abs"),
-    "grpo + nat": own("grpo", shortest_prefix=0.0),
-    "cppo + nat": own("cppo", shortest_prefix=0.0),
-}
-
-# each step trains on 16 completions. CPPO samples 128 for that, and 2-GRPO 16. So 2-GRPO samples as
-# many in 8 passes over the questions. In about 1.375 passes it takes as many seconds, and in 5.5
-# as many as CPPO in 4 passes
-TWO = {"GRPO": grpo(), "CPPO, P=0.875": cppo("both", 0.875),
-       "CPPO, P=0.875, 4 passes": cppo("both", 0.875)._replace(passes=4)}
-for n in (1, 1.375, 5.5, 8):
-    method = grpo("2grpo", algorithm="2grpo", group_size=2, questions_per_step=8)
-    TWO[f"2-GRPO, {n:g} passes"] = method._replace(passes=n, baseline="CPPO, P=0.875")
-
-# CPPO beside a choice that is drawn and weighed, so that its gradient is GRPO's on average
-UNBIASED = {
-    f"{rule}, P={p}": cppo(rule, p, keep=rule)._replace(baseline=f"largest_abs, P={p}")
-    for p in (0.5, 0.75, 0.875) for rule in ("largest_abs", "unbiased")
-}
-
-# PPO's own μ is twice GRPO's, and each of its updates trains two networks. So GRPO also runs with
-# PPO's μ, and PPO with GRPO's
-CRITIC = {
-    "grpo": own("grpo"), "grpo, μ=4": own("grpo", mu=4), "cppo": own("cppo"), "ppo": own("ppo"),
-    "ppo, μ=2": own("ppo", mu=2),
-}
-
-ROOM = {"max_new_tokens": 72}
-LENGTH = {
-    "grpo": own("grpo", **ROOM), "gfpo": own("gfpo", **ROOM),
-    "gfpo, efficiency": own("gfpo", keep="efficiency", **ROOM),
-    "gfpo_adaptive": own("gfpo_adaptive", **ROOM),
-}
-
-BASIC = {"GRPO": grpo(), "CPPO, P=0.875": cppo("both", 0.875)}
-# what else could explain CPPO's result. G = 2 passes eight times over the questions: as many
-# completions
-CONTROLS = BASIC | in_minibatches(BASIC, 4) | {
-    "as published, P=0.875": cppo("published", 0.875, algorithm="cppo_published"),
-    "GRPO, 8 questions": grpo("larger batches alone", questions_per_step=8),
-    "random, P=0.875": cppo("random", 0.875, keep="random"),
-    "one of each kind, P=0.875": cppo("distinct", 0.875, keep=f"{RULES}:distinct"),
-    "GRPO, G=2, 8 questions": grpo(group_size=2, questions_per_step=8)._replace(passes=8),
-    "GRPO, lr × 2": grpo(lr=2 * PROTOCOL["lr"]),
-    "CPPO, P=0.875, no allocation": cppo("pruning alone", 0.875, allocation=False),
-    "Dr. GRPO": grpo(algorithm="drgrpo"),
-    "Dr. GRPO, P=0.875": cppo("both", 0.875, algorithm="drgrpo", keep="largest_abs"),
-}
-
-# how many mini-batches are best?
-TOGETHER = {}
-for one, method in BASIC.items():
-    TOGETHER[one] = method
-    for n in (2, 4, 8, 16):
-        TOGETHER |= in_minibatches({one: method}, n)
-
-GROUP_LENGTH = "mean |o| of the group"  # in place of |o_i|
-LOSSES = ("1/|o|", "token mean", "constant", GROUP_LENGTH)
-CHOICES = {
-    "largest |A|": "largest_abs", "pooled": "pooled", "random": "random",
-    "half of each sign": f"{RULES}:half_of_each_sign", "importance": f"{RULES}:importance",
-}
-PLAN = """
-## Plan, written on 2026-11-23, before the runs
-
-**Question.** CPPO is a choice (which completions are kept) with a loss (what divides a completion's
-sum over its tokens). The published code has another loss and another choice than the paper. Which
-of the two matters, and by how much?
-
-**Runs.** The toy, P = 0.875, 8 questions a step, one pass over 1,024 questions, learning rate 1e-4,
-the protocol of Table 1. Four losses: 1/|o| (the paper's), the token mean (the published code's), a
-constant (1/48 for each completion), and the mean length of the group's 16 completions in place of
-|o|. Five choices: the largest |A| of each question (the paper's), of the whole step (pooled, the
-published code's), random, half of each sign, and importance. The last two draw completions with
-unequal chances and count each with the inverse of its chance (experiments/library/rules.py).
-20 cells, seeds 1 to 5 each.
-
-**What counts.** The sampled accuracy on 512 held-out questions. The effect of a loss is the mean
-over the five choices, and the other way round. A difference of two means counts if it is larger
-than twice its standard error over the 5 seeds (paired by seed).
-"""
-# rows of the table of algorithms that only the runs of `factorial` know: CPPO with another loss
-OTHER_LOSSES = {
-    f"cppo, {name}": replace(ALGORITHMS["cppo"], token_weights=weights)
-    for name, weights in {"token mean": token_mean, "constant": constant}.items()
-}
-FACTORIAL = {}
-for loss, (choice, keep) in product(LOSSES, CHOICES.items()):
-    row = f"cppo, {loss}" if f"cppo, {loss}" in OTHER_LOSSES else "cppo"
-    if loss == GROUP_LENGTH:
-        keep = f"{RULES}:{keep.split(':')[-1]}_by_group"
-    FACTORIAL[f"{loss}, {choice}"] = cppo(loss, 0.875, algorithm=row, keep=keep)._replace(
-        baseline=f"{LOSSES[0]}, largest |A|"
-    )
-
-# programs as answers, from a base model that writes most programs without some marks of the form.
-# All four rewards are logged; a reward with weight 0 pays nothing
-CODE = {}
-for name, runs, soft in (("no loose reward", 0, 0), ("code_runs", 0.2, 0),
-                         ("soft_code_format", 0, 0.2), ("both", 0.2, 0.2)):
-    words = ["code_accuracy", "code_format:0.5", f"code_runs:{runs}", f"soft_code_format:{soft}"]
-    CODE[f"CPPO, {name}"] = cppo(
-        "cppo", 0.75, dataset="toy_code", rewards=words, questions_per_step=8, minibatches=2,
-        lr=3e-4)._replace(baseline="CPPO, no loose reward")
-for name in ("CPPO, no loose reward", "CPPO, both"):
-    CODE[f"{name}, 4 passes"] = CODE[name]._replace(passes=4)
-
-# a calculator (examples/my_tool.py), as `train.py --dataset toy_tool` has it
-CALCULATOR = "examples/my_tool.py:WithCalculator"
-TOOL_RUN = {"dataset": "toy_tool", "questions_per_step": 8, "minibatches": 2, "lr": 3e-4}
-TOOL = {"GRPO": grpo(sampler=CALCULATOR, **TOOL_RUN),
-        "CPPO, P=0.75": cppo("both", 0.75, sampler=CALCULATOR, **TOOL_RUN)}
-for name, method in list(TOOL.items()):
-    options = method.options | {"sampler": "experiments/tool.py:TrainsOnResults"}
-    TOOL[f"{name}, trained on results"] = method._replace(options=options)
 
 
 # --- the columns of a page: {title: (figure, form)} ---
@@ -319,70 +98,259 @@ WORK = {
 MEMORY = {f"MB of a step: {part}": ".0f" for part in ("peak", "parameters", "optimizer")}
 
 
+class Method(NamedTuple):
+    options: dict  # of train.py, on top of PROTOCOL
+    baseline: str = "GRPO"  # the method that its speed-up is measured against
+    # the method that differs from it in the pruning alone, for Amdahl's law
+    unpruned: str | None = None
+    passes: float = 1  # over the questions of the table
+
+
 class Table(NamedTuple):
     title: str
     questions: int  # of one pass
-    methods: dict
-    picture: Callable  # (rows, path)
-    measures: tuple = ()  # besides: kl (to the base), memory (of a step of a larger model)
+    methods: dict  # {name: Method}
+    panels: dict  # of the picture: {figure: what the stored results show}
     columns: dict = {}  # of the page besides the usual ones
+    measures: tuple = ()  # besides: kl (to the base), memory (of a step of a larger model)
     base: str | None = None  # another base model of the toy
     plan: str = ""  # what the page says first
     seeds: int = 3  # at least
+    draw: Callable = plot.methods  # (rows, path, panels)
 
 
-def dots(**titles):
-    """A picture with a panel for each figure. titles: what the panels of the stored results show"""
-    return partial(plot.methods, titles=titles)
+TABLES = {}
 
 
-TABLES = {
-    "1": Table("Table 1: pruning rates", 2048, PRUNED | in_minibatches(PRUNED, 4), dots(
-        sampled="A larger P costs little accuracy …", phases="… and saves most of the time",
-    ), columns=PUBLISHED),
-    "speed": Table("Where the speed comes from", 512, SPEED, dots(
-        sampled="With few steps less is learned …", phases="… but only both parts are fast",
-    ), columns=BOUND),
-    "keep": Table("Which completions to keep", 1024, KEEP, dots(
-        greedy="Greedy: only the largest A fails …",
-        sampled="… sampled: the smallest |A| learns less, too")),
-    "group": Table("Group size", 1024, GROUP, dots(
-        sampled="CPPO is as accurate as GRPO from G = 8 on …",
-        seconds="… in about a third of the time")),
-    "family": Table("The family", 1024, FAMILY, partial(dots(
-        sampled="21 of 22 methods end within 0.05", length="They think as long …",
-        kl_to_base="… and move as far"), order="sampled", left=0.86), ("kl", "memory"), KL),
-    "two": Table("2-GRPO beside CPPO", 512, TWO, dots(
-        sampled="2-GRPO wins the short run, CPPO the long one",
-        seconds="Seconds, beside other work")),
-    "unbiased": Table("Unbiased pruning", 512, UNBIASED, dots(
-        greedy="An unbiased choice is no better: greedy …", sampled="… or sampled")),
-    "ppo": Table("With a critic, and without", 1024, CRITIC, dots(
-        sampled="With a critic PPO learns as much …",
-        phases="… in two to three times GRPO's seconds",
-    ), ("kl", "memory"), KL | OF_STEPS),
-    "length": Table("GFPO and a long-winded base model", 1024, LENGTH, dots(
-        greedy="All are as accurate: greedy …", sampled="… and sampled",
-        length="Two become shorter …", kl_to_base="… and these two move far",
-    ), ("kl",), KL, base="wordy"),
-    "controls": Table("Controls", 1024, CONTROLS, dots(
-        sampled="All end between 0.86 and 0.92",
-        seconds="Pruning with allocation takes a quarter of the time, or less")),
-    "together": Table("Sampling together is not training together", 1024, TOGETHER, dots(
-        sampled="16 mini-batches harm CPPO, not GRPO",
-        seconds="CPPO stays 2.5 times as fast, or more")),
-    "code": Table("Two loose rewards for a form that is rare", 1024, CODE, dots(
-        greedy="A reward for each mark delays the answer: greedy …", sampled="… and sampled",
-    ), columns=FORM, base="loose_code"),
-    "tool": Table("A calculator, with its results trained on and without", 1024, TOOL, partial(
-        plot.course, titles={
-            "accuracy": "Both learn to call: accuracy …", "calls": "… and calls for each answer",
-            "clip_fraction": "Trained on results, the clip acts at once",
-        }), columns=CALLS),
-    "factorial": Table("Which of loss and choice matters", 1024, FACTORIAL, dots(
-        sampled="One pair fails: the largest |A| of the whole step with 1/|o|",
-        greedy="Greedy, all other pairs are alike"), plan=PLAN, seeds=5),
+def grpo(**options):
+    return Method({"algorithm": "grpo"} | options)
+
+
+def cppo(rate, **options):
+    return Method({"algorithm": "cppo", "pruning_rate": rate} | options)
+
+
+def in_minibatches(methods, n):
+    """n times the questions of a step, sampled together, and trained on in n mini-batches: as many
+    updates as before."""
+    found = {}
+    for name, method in methods.items():
+        questions = n * method.options.get("questions_per_step", 1)
+        options = method.options | {"questions_per_step": questions, "minibatches": n}
+        found[f"{name}, {n} mini-batches"] = method._replace(options=options)
+    return found
+
+
+def own(name, **more):
+    """An algorithm with its own β, μ and mini-batches. It takes four questions per step, before
+    allocation."""
+    numbers = {key: getattr(resolve(name), key) for key in ("beta", "mu", "minibatches")}
+    usual = {"algorithm": name, "questions_per_step": 4, "lr": 3e-4}
+    return Method(usual | numbers | more, "grpo")
+
+
+# --- the tables ---
+
+
+pruned = {"GRPO": grpo()}
+for p in RATES:
+    pruned[f"P={p}"] = cppo(p)
+TABLES["1"] = Table(
+    "Table 1: pruning rates", 2048, pruned | in_minibatches(pruned, 4),
+    {"sampled": "A larger P costs little accuracy …", "phases": "… and saves most of the time"},
+    PUBLISHED)
+
+# CPPO's two parts alone: pruning without allocation, and as many questions per step as CPPO has
+methods = {"GRPO": grpo()}
+for p in RATES:
+    questions = round(1 / (1 - p))
+    batch = f"larger batches alone, B={questions}"
+    methods[f"pruning alone, P={p}"] = cppo(p, allocation=False)._replace(unpruned="GRPO")
+    methods[batch] = grpo(questions_per_step=questions)
+    methods[f"both, P={p}"] = cppo(p)._replace(unpruned=batch)
+TABLES["speed"] = Table(
+    "Where the speed comes from", 512, methods,
+    {"sampled": "With few steps less is learned …", "phases": "… but only both parts are fast"},
+    BOUND)
+
+methods = {"GRPO": grpo()}
+for p in (0.5, 0.875):
+    for rule in ("largest_abs", "largest", "random", "smallest_abs", "pooled"):
+        methods[f"{rule}, P={p}"] = cppo(p, keep=rule)
+TABLES["keep"] = Table(
+    "Which completions to keep", 1024, methods,
+    {"greedy": "Greedy: only the largest A fails …",
+     "sampled": "… sampled: the smallest |A| learns less, too"})
+
+# the device trains on 16 completions in each step for every G; if G is larger than 16, on G of them
+methods = {}
+for g in (4, 8, 16, 32):
+    size = {"group_size": g, "questions_per_step": max(1, 16 // g)}
+    baseline = f"GRPO, G={g}"
+    methods[baseline] = grpo(**size)._replace(baseline=baseline)
+    methods[f"P=0.75, G={g}"] = cppo(0.75, **size)._replace(baseline=baseline)
+TABLES["group"] = Table(
+    "Group size", 1024, methods,
+    {"sampled": "CPPO is as accurate as GRPO from G = 8 on …",
+     "seconds": "… in about a third of the time"})
+
+# every algorithm as in its paper, GSPO with CPPO's pruning, and random prefixes (NAT). 2-GRPO
+# samples as many completions as the others, from 8 times as many questions
+methods = {name: own(name) for name in ALGORITHMS}
+methods["2grpo"] = own("2grpo", group_size=2, questions_per_step=32)._replace(passes=8)
+methods["gspo + cppo"] = own("gspo", keep="largest_abs")
+methods["grpo + nat"] = own("grpo", shortest_prefix=0.0)
+methods["cppo + nat"] = own("cppo", shortest_prefix=0.0)
+TABLES["family"] = Table(
+    "The family", 1024, methods,
+    {"sampled": "21 of 22 methods end within 0.05", "length": "They think as long …",
+     "kl_to_base": "… and move as far"},
+    KL, ("kl", "memory"), draw=partial(plot.methods, left=0.86))
+
+# each step trains on 16 completions. CPPO samples 128 for that, and 2-GRPO 16. So 2-GRPO samples as
+# many in 8 passes over the questions. In about 1.375 passes it takes as many seconds, and in 5.5
+# as many as CPPO in 4 passes
+methods = {"GRPO": grpo(), "CPPO, P=0.875": cppo(0.875)}
+methods["CPPO, P=0.875, 4 passes"] = cppo(0.875)._replace(passes=4)
+for n in (1, 1.375, 5.5, 8):
+    method = grpo(algorithm="2grpo", group_size=2, questions_per_step=8)
+    methods[f"2-GRPO, {n:g} passes"] = method._replace(passes=n, baseline="CPPO, P=0.875")
+TABLES["two"] = Table(
+    "2-GRPO beside CPPO", 512, methods,
+    {"sampled": "2-GRPO wins the short run, CPPO the long one",
+     "seconds": "Seconds, beside other work"})
+
+# CPPO beside a choice that is drawn and weighed, so that its gradient is GRPO's on average
+methods = {}
+for p in (0.5, 0.75, 0.875):
+    for rule in ("largest_abs", "unbiased"):
+        method = cppo(p, keep=rule)
+        methods[f"{rule}, P={p}"] = method._replace(baseline=f"largest_abs, P={p}")
+TABLES["unbiased"] = Table(
+    "Unbiased pruning", 512, methods,
+    {"greedy": "An unbiased choice is no better: greedy …", "sampled": "… or sampled"})
+
+# PPO's own μ is twice GRPO's, and each of its updates trains two networks. So GRPO also runs with
+# PPO's μ, and PPO with GRPO's
+methods = {"grpo": own("grpo"), "grpo, μ=4": own("grpo", mu=4), "cppo": own("cppo")}
+methods |= {"ppo": own("ppo"), "ppo, μ=2": own("ppo", mu=2)}
+TABLES["ppo"] = Table(
+    "With a critic, and without", 1024, methods,
+    {"sampled": "With a critic PPO learns as much …",
+     "phases": "… in two to three times GRPO's seconds"},
+    KL | OF_STEPS, ("kl", "memory"))
+
+# GFPO on a base model whose thoughts are too long
+methods = {name: own(name, max_new_tokens=72) for name in ("grpo", "gfpo")}
+methods["gfpo, efficiency"] = own("gfpo", keep="efficiency", max_new_tokens=72)
+methods["gfpo_adaptive"] = own("gfpo_adaptive", max_new_tokens=72)
+TABLES["length"] = Table(
+    "GFPO and a long-winded base model", 1024, methods,
+    {"greedy": "All are as accurate: greedy …", "sampled": "… and sampled",
+     "length": "Two become shorter …", "kl_to_base": "… and these two move far"},
+    KL, ("kl",), base="wordy")
+
+# what else could explain CPPO's result. G = 2 passes eight times over the questions: as many
+# completions
+basic = {"GRPO": grpo(), "CPPO, P=0.875": cppo(0.875)}
+methods = basic | in_minibatches(basic, 4) | {
+    "as published, P=0.875": cppo(0.875, algorithm="cppo_published"),
+    "GRPO, 8 questions": grpo(questions_per_step=8),
+    "random, P=0.875": cppo(0.875, keep="random"),
+    "one of each kind, P=0.875": cppo(0.875, keep=f"{RULES}:distinct"),
+    "GRPO, G=2, 8 questions": grpo(group_size=2, questions_per_step=8)._replace(passes=8),
+    "GRPO, lr × 2": grpo(lr=2 * PROTOCOL["lr"]),
+    "CPPO, P=0.875, no allocation": cppo(0.875, allocation=False),
+    "Dr. GRPO": grpo(algorithm="drgrpo"),
+    "Dr. GRPO, P=0.875": cppo(0.875, algorithm="drgrpo", keep="largest_abs"),
 }
+TABLES["controls"] = Table(
+    "Controls", 1024, methods,
+    {"sampled": "All end between 0.86 and 0.92",
+     "seconds": "Pruning with allocation takes a quarter of the time, or less"})
+
+# how many mini-batches are best?
+methods = {}
+for name, method in basic.items():
+    methods[name] = method
+    for n in (2, 4, 8, 16):
+        methods |= in_minibatches({name: method}, n)
+TABLES["together"] = Table(
+    "Sampling together is not training together", 1024, methods,
+    {"sampled": "16 mini-batches harm CPPO, not GRPO",
+     "seconds": "CPPO stays 2.5 times as fast, or more"})
+
+# programs as answers, from a base model that writes most programs without some marks of the form.
+# All four rewards are logged; a reward with weight 0 pays nothing
+methods = {}
+for name, runs, soft in (("no loose reward", 0, 0), ("code_runs", 0.2, 0),
+                         ("soft_code_format", 0, 0.2), ("both", 0.2, 0.2)):
+    words = ["code_accuracy", "code_format:0.5", f"code_runs:{runs}", f"soft_code_format:{soft}"]
+    method = cppo(0.75, dataset="toy_code", rewards=words, questions_per_step=8, minibatches=2,
+                  lr=3e-4)
+    methods[f"CPPO, {name}"] = method._replace(baseline="CPPO, no loose reward")
+for name in ("CPPO, no loose reward", "CPPO, both"):
+    methods[f"{name}, 4 passes"] = methods[name]._replace(passes=4)
+TABLES["code"] = Table(
+    "Two loose rewards for a form that is rare", 1024, methods,
+    {"greedy": "A reward for each mark delays the answer: greedy …", "sampled": "… and sampled"},
+    FORM, base="loose_code")
+
+# a calculator, and what goes wrong if its results are trained on (tool.py beside this file)
+methods = {}
+for ending, sampler in (("", "examples/my_tool.py:WithCalculator"),
+                        (", trained on results", "experiments/tool.py:TrainsOnResults")):
+    options = {"dataset": "toy_tool", "questions_per_step": 8, "minibatches": 2, "lr": 3e-4}
+    options["sampler"] = sampler
+    methods[f"GRPO{ending}"] = grpo(**options)
+    methods[f"CPPO, P=0.75{ending}"] = cppo(0.75, **options)
+TABLES["tool"] = Table(
+    "A calculator, with its results trained on and without", 1024, methods,
+    {"accuracy": "Both learn to call: accuracy …", "calls": "… and calls for each answer",
+     "clip_fraction": "Trained on results, the clip acts at once"},
+    CALLS, draw=plot.course)
+
+PLAN = """
+## Plan, written on 2026-11-23, before the runs
+
+**Question.** CPPO is a choice (which completions are kept) with a loss (what divides a completion's
+sum over its tokens). The published code has another loss and another choice than the paper. Which
+of the two matters, and by how much?
+
+**Runs.** The toy, P = 0.875, 8 questions a step, one pass over 1,024 questions, learning rate 1e-4,
+the protocol of Table 1. Four losses: 1/|o| (the paper's), the token mean (the published code's), a
+constant (1/48 for each completion), and the mean length of the group's 16 completions in place of
+|o|. Five choices: the largest |A| of each question (the paper's), of the whole step (pooled, the
+published code's), random, half of each sign, and importance. The last two draw completions with
+unequal chances and count each with the inverse of its chance (experiments/library/rules.py).
+20 cells, seeds 1 to 5 each.
+
+**What counts.** The sampled accuracy on 512 held-out questions. The effect of a loss is the mean
+over the five choices, and the other way round. A difference of two means counts if it is larger
+than twice its standard error over the 5 seeds (paired by seed).
+"""
+LOSSES = ("1/|o|", "token mean", "constant", "mean |o| of the group")
+CHOICES = {
+    "largest |A|": "largest_abs", "pooled": "pooled", "random": "random",
+    "half of each sign": f"{RULES}:half_of_each_sign", "importance": f"{RULES}:importance",
+}
+# rows of the table of algorithms that only the runs of `factorial` know: CPPO with another loss
+OTHER_LOSSES = {
+    f"cppo, {name}": replace(ALGORITHMS["cppo"], token_weights=weights)
+    for name, weights in {"token mean": token_mean, "constant": constant}.items()
+}
+methods = {}
+for loss, (choice, rule) in product(LOSSES, CHOICES.items()):
+    algorithm = f"cppo, {loss}" if f"cppo, {loss}" in OTHER_LOSSES else "cppo"
+    if loss == "mean |o| of the group":  # in place of |o_i|
+        rule = f"{RULES}:{rule.split(':')[-1]}_by_group"
+    method = cppo(0.875, algorithm=algorithm, keep=rule)
+    methods[f"{loss}, {choice}"] = method._replace(baseline="1/|o|, largest |A|")
+TABLES["factorial"] = Table(
+    "Which of loss and choice matters", 1024, methods,
+    {"sampled": "One pair fails: the largest |A| of the whole step with 1/|o|",
+     "greedy": "Greedy, all other pairs are alike"},
+    plan=PLAN, seeds=5)
 
 
 # --- the figures of a table ---
@@ -393,16 +361,14 @@ def kl_to_base(folder, base):
 
     It is the mean of Σ_t k1 over 256 held-out questions, with one completion each.
     """
-    (model, tokenizer), (reference, _) = (
-        loading.load_model(path, torch.device("cpu")) for path in (folder, base)
-    )
-    questions, _ = questions_module.load_questions("toy", tokenizer, split="test", limit=256)
-    prompts = [question["prompt"] for question in questions]
-    longest = Sampling(options_of(folder)["max_new_tokens"])
-    drawn = Sampler(model, tokenizer).sample(prompts, 1, longest, seed=0)
-    batch = Batch(prompts, drawn.tokens, drawn.mask, torch.zeros(len(prompts)))
+    model, tokenizer = load_model(folder, torch.device("cpu"))
+    reference, _ = load_model(base, torch.device("cpu"))
+    questions, _ = load_questions("toy", tokenizer, split="test", limit=256)
+    longest = options_of(folder)["max_new_tokens"]
+    batch, _ = toy_model.answered(model, tokenizer, questions, 1, 0, longest)
     with torch.no_grad():
-        k1 = kl_k1(*(Policy(m).logprobs(batch) for m in (model, reference)))
+        logp, ref_logp = Policy(model).logprobs(batch), Policy(reference).logprobs(batch)
+    k1 = kl_k1(logp, ref_logp)
     return k1.sum(1).mean().item()
 
 
@@ -425,11 +391,11 @@ SAME = ("group_size", "pruning_rate", "k", "questions_per_step", "steps", "quest
 def summarize(methods, runs):
     """One row per method: mean and std over the seeds; the speed-up is the median of the ratios
     within a seed."""
-    return [
-        {"name": name, "method": method.kind} | over_the_seeds(
-            runs[name], runs[method.baseline], runs.get(method.unpruned)
-        ) for name, method in methods.items()
-    ]
+    rows = []
+    for name, method in methods.items():
+        others = runs[method.baseline], runs.get(method.unpruned)
+        rows.append({"name": name} | over_the_seeds(runs[name], *others))
+    return rows
 
 
 def over_the_seeds(own, base, unpruned):
@@ -438,22 +404,23 @@ def over_the_seeds(own, base, unpruned):
     for key, values in zip(("seconds_to_85", "completions_to_85"), zip(*row.pop("reached"))):
         row[key] = median(values) if median(values) < math.inf else None
     row["phases"] = {phase: fmean(run["phases"][phase] for run in own) for phase in PHASES}
-    row["course"] = {
-        name: [fmean(values) for values in zip(*(run["course"][name] for run in own))]
-        for name in own[0]["course"]
-    }
+    courses = row["course"]
+    row["course"] = {}
+    for name in courses[0]:
+        of_seeds = zip(*(course[name] for course in courses))
+        row["course"][name] = list(map(fmean, of_seeds))
     row["curves"] = row.pop("curve")
     ratios = [b["seconds"] / run["seconds"] for b, run in zip(base, own)]
+    tokens = [run["tokens_generated"] / b["tokens_generated"] for b, run in zip(base, own)]
     row["speedup"] = middle(ratios)
-    row["speedup_per_token"] = median(
-        ratio * run["tokens_generated"] / b["tokens_generated"]
-        for ratio, b, run in zip(ratios, base, own)
-    )
-    # first the larger batches, if any, as measured; then the law on top of them
-    row["bound"] = median(
-        b["seconds"] / u["seconds"] * amdahl(u["phases"], run["k"] / run["group_size"])
-        for b, u, run in zip(base, unpruned, own)
-    ) if unpruned else None
+    row["speedup_per_token"] = median(ratio * more for ratio, more in zip(ratios, tokens))
+    row["bound"] = None
+    if unpruned:
+        # first the larger batches, if any, as measured; then the law on top of them
+        share = row["k"] / row["group_size"]
+        row["bound"] = median(
+            b["seconds"] / u["seconds"] * amdahl(u["phases"], share)
+            for b, u in zip(base, unpruned))
     return row
 
 
@@ -462,55 +429,73 @@ def over_the_seeds(own, base, unpruned):
 
 def shown(row):
     """A row with all that a page shows of it."""
-    published = zip(PUBLISHED, PAPER.get(row["pruning_rate"], ()))
-    parts = row.get("memory", {}).items()
-    return row | row["phases"] | row.get("course", {}) | dict(published) | {
-        f"MB of a step: {part}": size / 1e6 for part, size in parts
-    } | {"ms": 1000 * row["seconds"]["mean"] / row["steps"], "worst": row["sampled"].get("min")}
+    found = row | row["phases"] | row.get("course", {})
+    found["ms"] = 1000 * row["seconds"]["mean"] / row["steps"]
+    found["worst"] = row["sampled"].get("min")
+    found |= zip(PUBLISHED, PAPER.get(row["pruning_rate"], ()))
+    for part, size in row.get("memory", {}).items():
+        found[f"MB of a step: {part}"] = size / 1e6
+    return found
 
 
 def effects(rows):
     """Sampled accuracy: losses × choices, and the means over each, with their standard errors over
     the seeds."""
     cells = {row["name"]: row["sampled"]["values"] for row in rows}
-    losses = {loss: [loss] for loss in LOSSES} | {"all losses": LOSSES}
-    choices = {choice: [choice] for choice in CHOICES} | {"all choices": CHOICES}
 
-    def mean(some, others):
-        """Of some cells: their mean, and its standard error over the seeds."""
-        own = [cells[f"{loss}, {choice}"] for loss in losses[others] for choice in choices[some]]
+    def mean(choice, loss):
+        losses = LOSSES if loss == "all losses" else [loss]
+        choices = CHOICES if choice == "all choices" else [choice]
+        own = [cells[", ".join(pair)] for pair in product(losses, choices)]
         values = spread([fmean(of_seed) for of_seed in zip(*own)])
         return f"{values['mean']:.3f} ± {values['std'] / len(own[0]) ** 0.5:.3f}"
 
+    choices, losses = [*CHOICES, "all choices"], [*LOSSES, "all losses"]
     return grid("sampled accuracy ± standard error", choices, losses, mean)
 
 
 def page(result):
     """The table as Markdown, with all that is needed to make it again."""
-    table, rows = TABLES[result["table"]], list(map(shown, result["rows"]))
-    text = (
-        f"{heading(table.title, result)}{table.plan}\n"
-        f"One thread, {result['seeds']} seeds, mean ± standard deviation; one pass over "
-        f"{result['questions']} questions; accuracy on {result['eval_questions']} held-out "
-        f"questions, base model {rows[0]['base']['mean']:.3f} sampled; "
-        "speed-up over GRPO: median over the seeds.\n\n"
-        f"{pivot(rows, USUAL | table.columns)}\n\nWhere the work went:\n\n"
-        f"{pivot(rows, WORK | (MEMORY if 'memory' in table.measures else {}))}\n"
-    )
+    table, rows = TABLES[result["table"]], [shown(row) for row in result["rows"]]
+    work = WORK | MEMORY if "memory" in table.measures else WORK
+    text = f"""{heading(table.title, result)}{table.plan}
+One thread, {result["seeds"]} seeds, mean ± standard deviation; one pass over \
+{result["questions"]} questions; accuracy on {result["eval_questions"]} held-out questions, base \
+model {rows[0]["base"]["mean"]:.3f} sampled; speed-up over GRPO: median over the seeds.
+
+{pivot(rows, USUAL | table.columns)}
+
+Where the work went:
+
+{pivot(rows, work)}
+"""
     if result["table"] == "factorial":
         text += f"\n## Loss and choice\n\n{effects(rows)}\n"
     return text
 
 
 def picture(result, folder):
-    rows, name = result["rows"], result["table"]
-    TABLES[name].picture(rows, folder / f"{stem_of(name)}.png")
+    name, rows = result["table"], result["rows"]
+    table = TABLES[name]
+    table.draw(rows, folder / f"{stem_of(name)}.png", table.panels)
     if name == "1":
         published = [row for row in rows if "mini-batches" not in row["name"]]
         plot.time_to_accuracy(published, folder / "time_to_accuracy.png")
 
 
 # --- all of it ---
+
+
+@dataclass
+class Config:
+    table: str = option("all", "one of the tables, or all of them", choices=(*TABLES, "all"))
+    seeds: int = option(3, "how many runs of every method, at least 3 (factorial: 5)")
+    quick: bool = option(
+        False, "one seed and 16 questions, into runs/reproduce-quick/: these are no results"
+    )
+    output: str | None = option(
+        None, "folder of the pages; none: runs/results, or runs/reproduce-quick"
+    )
 
 
 def stem_of(name):
@@ -559,16 +544,6 @@ def output_of(config):
 
 def main(argv):
     config = parse(Config, argv)
-    if config.table == "claims":
-        if config.quick:
-            raise UserError("--quick makes only tables: leave it out, or name another --table.")
-        for name in CLAIMS:
-            program = importlib.import_module(f"experiments.{name}")
-            program.main(["--output", output_of(config)])
-        return
-    if config.table not in (*TABLES, "all"):
-        raise UserError(f"unknown table '{config.table}': there are {', '.join(TABLES)}, all (of "
-                        "these), and claims.")
     for name in TABLES if config.table == "all" else [config.table]:
         reproduce(name, config)
 

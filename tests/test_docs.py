@@ -16,6 +16,7 @@ import train
 from conformance.compare import MODULES
 from engine.run.command_line import flat
 from engine.run.config import Config
+from experiments.library.study import by_name
 from grpo import group_advantages
 from tests.training import one_step
 
@@ -176,6 +177,7 @@ def results(table):
 
 TABLE1, SPEED, TOGETHER, CONTROLS, FACTORIAL, REAL = map(
     results, ("table1", "speed", "together", "controls", "factorial", "real"))
+REAL = by_name(REAL)
 
 
 def spread(of, digits=3, seeds=1):
@@ -246,7 +248,7 @@ def test_the_first_screen_of_the_results_says_what_the_tables_say():
         f"{ms['grpo'] / ms['cppo']:.1f} times",
     ]
     first, *_ = (ROOT / "docs/results.md").read_text().split("\n## ")
-    again = results("real_second")
+    again = by_name(results("real_second"))
     repeat = ahead(again["CPPO, P=0.75"], again["GRPO"], "sampled 240", digits=3)
     assert f"only {repeat} in a repeat" in first
     assert re.findall(r"^- .* \*\*([\d.].*)\*\* ", first, re.MULTILINE) == numbers

@@ -194,10 +194,7 @@ def check_train(words):
 
 # options that name a row of a table of their program
 ROWS = {
-    "experiments/claims.py": ("claim", lambda module: module.CLAIMS),
     "experiments/plan.py": ("cases", lambda module: module.CASES),
-    "experiments/reproduce.py": (
-        "table", lambda module: {**module.TABLES, "all": None, "claims": None}),
 }
 
 
@@ -382,7 +379,7 @@ WRONG = {  # command: a part of what is said about it
     "torchrun --nproc-per-node train.py": "exit code 2",
     "torchrun examples/my_loss.py --algorithm minus": "exit code 2",
     "python eval.py --benchmark gsm9k": "unknown data set 'gsm9k'",
-    "python experiments/reproduce.py --table 7": "--table: ['7']",
+    "python experiments/reproduce.py --table 7": "invalid choice: '7'",
     "python experiments/library/rules.py": "is no program",
     "python nano.py --steps 3": "takes no options",
     "python -m conformance": "exit code 2",

@@ -13,23 +13,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
 
 from engine.run.command_line import option, parse, run_program
-from experiments import (
-    claims,
-    claims_real,
-    collapse,
-    dynamic,
-    judge,
-    moe,
-    real,
-    reproduce,
-    tradeoff,
-)
+from experiments import claims, collapse, dynamic, judge, real, reproduce
 from experiments.library.study import RESULTS, draw
 
 STORED = Path(__file__).parents[1] / "results"
 STUDIES = {
-    "claims": claims, "collapse": collapse, "dynamic": dynamic, "judge": judge, "moe": moe,
-    "tradeoff": tradeoff, **{reproduce.stem_of(name): reproduce for name in reproduce.TABLES},
+    "claims": claims, "collapse": collapse, "dynamic": dynamic, "judge": judge,
+    **{name: real for name in real.STUDIES},
+    **{reproduce.stem_of(name): reproduce for name in reproduce.TABLES},
 }
 
 
@@ -39,24 +30,12 @@ class Options:
     output: str = option(RESULTS, "folder of the pages and pictures")
 
 
-def again(name, output):
-    """Draw the page and the pictures of one result."""
-    result = json.loads((STORED / f"{name}.json").read_text(encoding="utf-8"))
-    picture = Path(output, f"{name}.png")
-    if name == "claims_real":
-        claims_real.picture(result, picture)
-    elif name in real.TITLES:
-        real.picture(result["rows"], picture, real.TITLES[name])
-    else:
-        program = STUDIES[name]
-        draw(output, name, result, program.page, program.picture)
-
-
 def main(argv):
     options = parse(Options, argv)
-    for name in options.names or [*STUDIES, "claims_real", *real.TITLES]:
-        again(name, options.output)
-        print(f"drawn again: {name}")
+    for name in options.names or STUDIES:
+        result = json.loads((STORED / f"{name}.json").read_text(encoding="utf-8"))
+        program = STUDIES[name]
+        draw(options.output, name, result, program.page, program.picture)
 
 
 if __name__ == "__main__":

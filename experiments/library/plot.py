@@ -63,6 +63,11 @@ STEP = 0.062  # from the name of a line to the next one, in heights of a panel
 BAND = "line and band: mean, lowest and highest of the seeds"
 
 
+def styles(colours):
+    """The style of each line: lines of one colour differ in their style."""
+    return [STYLES[colours[:i].count(own) % len(STYLES)] for i, own in enumerate(colours)]
+
+
 def in_words(name):
     """The name of a row, as a reader says it: "largest_abs, P=0.5" is "largest |A|, P = 0.5"."""
     parts = [WORDS.get(part, part) for part in name.split(", ")]
@@ -138,16 +143,15 @@ def of_seed(row, key, value):
     return FAILS if accuracy < LEARNED else colour(row["name"])
 
 
-def dots(axis, rows, key, title, left=None, colour=of_seed):
+def dots(axis, rows, key, title, left=None):
     """A line for each row: its mean and standard deviation, and a dot for each seed.
 
     left: where the axis begins; a row whose mean lies before that gets a number in its place.
-    colour: (row, key, value of a seed) → colour
     """
     for y, row in enumerate(rows):
         mean, std = row[key]["mean"], row[key]["std"]
         values = row[key].get("values", [mean])  # older results have no figures of single seeds
-        colours = [colour(row, key, value) for value in values]
+        colours = [of_seed(row, key, value) for value in values]
         if left is not None and mean < left:
             axis.text(left, y, f" ◂ {mean:.2f}", color=colours[0], va="center", fontsize=11)
             continue
@@ -159,20 +163,21 @@ def dots(axis, rows, key, title, left=None, colour=of_seed):
     name_rows(axis, rows)
 
 
-def methods(rows, output, titles, order=None, left=None):
+def methods(rows, output, titles, left=None):
     """A panel of dots for each of several figures; the figure "phases" has a panel of bars.
 
-    titles: {figure: title of its panel}. order: a figure; the method with the largest mean is
-    above. left: where the axis of this figure begins.
+    titles: {figure: title of its panel}. left: where the axis of the first figure begins. If it is
+    given, the method with the largest mean of this figure is above.
     """
-    if order:
-        rows = sorted(rows, key=lambda row: -row[order]["mean"])
+    first = next(iter(titles))
+    if left is not None:
+        rows = sorted(rows, key=lambda row: -row[first]["mean"])
     figure, axes = panels(len(titles), 1.5 + len(rows) / 3.2, sharey=True)
     for axis, (key, title) in zip(axes, titles.items()):
         if key == "phases":
             bars(axis, rows, title)
         else:
-            dots(axis, rows, key, title, left if key == order else None)
+            dots(axis, rows, key, title, left if key == first else None)
     save(figure, output, "dots: seeds; line and band: mean ± standard deviation of the seeds")
 
 
@@ -237,11 +242,12 @@ def course(rows, output, titles):
     for axis, (metric, title) in zip(axes, titles.items()):
         lines = {}
         for row in rows:
-            points = list(zip((0, 1 / 8, 3 / 8, 5 / 8, 7 / 8), row["course"][metric]))
-            own = FAILS if row["name"].endswith("trained on results") else colour(row["name"])
-            style = "--" if row["name"].startswith("GRPO") else "-"
-            if any(row["course"][metric]):  # else the row has no such figure
-                lines[in_words(row["name"])] = [points], own, style
+            name, values = row["name"], row["course"][metric]
+            own = FAILS if name.endswith("trained on results") else colour(name)
+            style = "--" if name.startswith("GRPO") else "-"
+            points = list(zip((0, 1 / 8, 3 / 8, 5 / 8, 7 / 8), values))
+            if any(values):  # else the row has no such figure
+                lines[in_words(name)] = [points], own, style
         curves(axis, lines, named=axis is axes[-1], title=title, xlabel="share of the run")
     save(figure, output, "first step, then the mean of each quarter; mean of the seeds")
 
@@ -285,10 +291,8 @@ def several(groups, output, x):
             for name, folders in groups.items()}
     first_row = next(iter(runs.values()))[0][0]
     titles = PANELS | {name: name for name in first_row if name.startswith("own/")}
-    looks = {}  # groups of one colour differ in the style
-    for name, folders in groups.items():
-        own = colour_of(folders[0], runs[name])
-        looks[name] = own, STYLES[[one for one, _ in looks.values()].count(own) % 4]
+    own = [colour_of(folders[0], runs[name]) for name, folders in groups.items()]
+    looks = dict(zip(groups, zip(own, styles(own))))
     figure = Figure((4.7 * len(titles), 5 + 0.4 * len(runs)), layout="constrained")
     axes = figure.subplot_mosaic([[*titles], ["seconds"] * len(titles)],
                                  height_ratios=[10, 2 + len(runs)])

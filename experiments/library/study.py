@@ -82,6 +82,7 @@ def by_name(rows):
 def once(file, make):
     """What `make()` has found. It is kept in a JSON file."""
     if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
         files.write(file, json.dumps(make()))
     return json.loads(file.read_text())
 
@@ -195,7 +196,10 @@ def cell(value, form=""):
 
 
 def pivot(rows, columns):
-    """A row for each setting. columns: {title: (figure, form)}, or {figure: form}"""
+    """A row for each setting. columns: {title: (figure, form)}, or {figure: form}, or one form for
+    all figures."""
+    if isinstance(columns, str):
+        columns = {figure: columns for figure in rows[0] if figure != "name"}
     lines = [["", *columns]]
     for row in rows:
         lines.append([row["name"]])

@@ -109,14 +109,17 @@ def written_by_tool(tokens, tokenizer):
     return (opened > closed) | (tokens == closing)
 
 
-def answered(model, tokenizer, questions, count, seed):
-    """(Completions, their texts, their rewards (N,) of toy_accuracy): `count` to each question of
-    the toy."""
+def answered(model, tokenizer, questions, count, seed, max_new_tokens=toy.MAX_NEW_TOKENS):
+    """`count` completions of each question of the toy: (a Batch, whose advantages are the rewards
+    of toy_accuracy; their texts)."""
     prompts = [question["prompt"] for question in questions]
-    drawn = Sampler(model, tokenizer).sample(prompts, count, Sampling(toy.MAX_NEW_TOKENS), seed)
+    drawn = Sampler(model, tokenizer).sample(prompts, count, Sampling(max_new_tokens), seed)
     texts = drawn.texts(tokenizer, questions)
-    answers = [question["answer"] for question in questions for _ in range(count)]
-    return drawn, texts, torch.tensor(toy_accuracy(texts, answer=answers))
+    each = [question for question in questions for _ in range(count)]
+    answers = [question["answer"] for question in each]
+    rewards = torch.tensor(toy_accuracy(texts, answer=answers))
+    prompts = [question["prompt"] for question in each]
+    return Batch(prompts, drawn.tokens, drawn.mask, rewards), texts
 
 
 def make_tokenizer(kind="base"):
@@ -200,24 +203,20 @@ def save(folder, *parts):
         part.save_pretrained(folder)
 
 
-def saved_once(folder, make):
-    """The folder of the (model, tokenizer) that `make()` gives. They are made on first use."""
-    if not Path(folder).exists():
-        unfinished = Path(f"{folder}.unfinished")
-        save(unfinished, *make())
-        unfinished.rename(folder)
-    return str(folder)
-
-
 def made_once(kind):
-    """The folder of a base model that is not shipped: it is kept under runs/.
+    """The folder of a base model that is not shipped. It is made on first use, and kept under
+    runs/.
 
     The folder's name holds a fingerprint of the toy's two files: if one changes, a new base model
     is made. kind: see `demonstration`.
     """
     sources = Path(toy.__file__).read_bytes() + Path(__file__).read_bytes()
-    folder = f"runs/toy-{kind}-{hashlib.sha256(sources).hexdigest()[:8]}"
-    return saved_once(folder, lambda: make(kind))
+    folder = Path(f"runs/toy-{kind}-{hashlib.sha256(sources).hexdigest()[:8]}")
+    if not folder.exists():
+        unfinished = folder.with_suffix(".unfinished")
+        save(unfinished, *make(kind))
+        unfinished.rename(folder)
+    return str(folder)
 
 
 def furthest(folder, shipped):

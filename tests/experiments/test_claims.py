@@ -7,12 +7,26 @@ import pytest
 import torch
 
 from cppo import prune
+from engine.data.questions import load_questions
+from engine.model.logprobs import Policy
 from experiments import claims
+from experiments.library.toy_model import answered
 from grpo import group_advantages, grpo_loss, kl_k1, kl_k3
 from tests.examples import F64, seeded
 
 R = torch.tensor([[1.0, 0, 0, 0, 1, 0], [0, 1, 1, 1, 1, 1]], dtype=F64)
 OF_EACH = torch.randn(2, 6, 5, generator=seeded(0), dtype=F64)  # ∇ log π(o) of each completion
+
+
+def test_the_score_of_a_completion_is_the_gradient_of_its_log_probability(loaded):
+    """Here one forward pass scores all completions."""
+    model, tokenizer = loaded
+    batch, _ = answered(model, tokenizer, load_questions("toy", tokenizer, limit=2)[0], 3, seed=1)
+    logp, parameters = Policy(model).logprobs(batch), list(model.parameters())
+    for row, own in zip(claims.scores(model, batch), logp, strict=True):
+        gradients = torch.autograd.grad(own.sum(), parameters, retain_graph=True)
+        expected = torch.cat([g.flatten() for g in gradients])
+        torch.testing.assert_close(row, expected, atol=1e-4, rtol=1e-3)
 
 
 def test_the_share_of_the_kept_is_that_of_explicit_gradients():
@@ -25,6 +39,28 @@ def test_the_share_of_the_kept_is_that_of_explicit_gradients():
         expected = [sum(norms[i] for i in kept) / sum(norms), of_kept.norm() / whole.norm(),
                     torch.cosine_similarity(of_kept, whole, dim=0)]
         torch.testing.assert_close([x[q] for x in found], expected)
+
+
+def test_the_larger_advantage_beside_the_smaller():
+    """Two of 16 are right. The other group, in which all are right, does not count."""
+    rewards, lengths = torch.ones(32, dtype=F64), torch.arange(1.0, 33, dtype=F64)
+    rewards[2:16] = 0
+    of_each = torch.randn(32, 5, generator=seeded(4), dtype=F64)
+    found = claims.advantages_and_norms(of_each, rewards, lengths)
+    assert found["the larger |A| / the smaller"] == pytest.approx(7)  # 1 − 1/8 beside 1/8
+    assert [found[f"k = {k}: groups in which |A| alone decides"] for k in (8, 4, 2)] == [0, 0, 1]
+    norms = of_each[:16].norm(dim=1)
+    for name, divisor in (("1/|o|", lengths[:16]), ("token mean", 1)):
+        few, many = (norms / divisor).split([2, 14])
+        ratio = found[f"{name}: norm with the larger |A| / with the smaller"]
+        assert ratio == pytest.approx((7 * few.mean() / many.mean()).item())
+    assert found["tokens of a right completion"] == 1.5
+    assert found["tokens of a wrong completion"] == 9.5
+    A = group_advantages(rewards[None, :16])[0].abs()
+    for kind, rows in (("right", slice(2)), ("wrong", slice(2, 16))):
+        [point] = found["points"][f"1/|o|, {kind}"]
+        mean = (A * norms / lengths[:16])[rows].mean()
+        assert point == pytest.approx([A[rows][0].item(), mean.item()])
 
 
 def test_the_sum_over_pairs_is_the_gradient_of_the_loss():
@@ -73,12 +109,3 @@ def test_the_moments_of_the_estimators_are_sums_over_the_words():
         assert [x.item() for x in found] == pytest.approx([mean, std])
     # both are unbiased
     assert claims.compare(logp, ref)["k3 − KL"].item() == pytest.approx(0, abs=1e-12)
-
-
-def test_a_token_of_two_answers():
-    figures = claims.tokens("base", 1)
-    assert figures["1/|o|: a token of the short answer"] == pytest.approx(1 / (2 * 6))
-    assert figures["1/|o|: a token of the long answer"] == pytest.approx(1 / (2 * 35))
-    assert figures["token mean: a token of the long answer"] == pytest.approx(1 / 41)
-    assert figures["constant: a token of the short answer"] == pytest.approx(1 / (2 * 48))
-    assert figures["constant: share of the long answer"] == pytest.approx(35 / 41)

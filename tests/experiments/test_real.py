@@ -22,12 +22,11 @@ def test_a_run_on_a_real_model_has_the_same_seconds_whatever_the_method(
     files = sorted((tmp_path / "runs/real").iterdir())
     assert [path.name for path in files] == ["CPPO-P=0.875-seed-1.json", "GRPO-seed-1.json"]
     for path in files:
-        run = json.loads(path.read_text())
-        seconds = [step["seconds"] for step in run["steps"]]
+        figures = json.loads(path.read_text())
+        seconds = [0, *(at for at, *_ in figures["curves"])]
         # the step that goes beyond ends it
-        assert seconds == sorted(seconds) and seconds[-1] > 1.0 >= ([0] + seconds)[-2]
-        assert {f"{how} {at}" for how in ("greedy", "sampled") for at in real.AT} < set(
-            run["figures"])
+        assert seconds == sorted(seconds) and seconds[-1] > 1.0 >= seconds[-2]
+        assert {f"{how} {at}" for how in ("greedy", "sampled") for at in real.AT} < set(figures)
     before = [path.stat().st_mtime_ns for path in files]
     real.main(words)  # finished runs are kept
     assert [path.stat().st_mtime_ns for path in files] == before
@@ -41,10 +40,10 @@ def test_a_difference_is_each_seed_above_each_seed():
         "GRPO": (0.4, 0.6), "CPPO, P=0.875": (0.6, 0.7), "random, P=0.875": (0.61, 0.9),
         "CPPO, P=0.5": (0.1, 0.39),
     }
-    rows = {
-        name: {"greedy": {"mean": low, "std": 0, "min": low, "max": high}}
+    rows = [
+        {"name": name, "greedy": {"mean": low, "std": 0, "min": low, "max": high}}
         for name, (low, high) in seeds.items()
-    }
+    ]
     lines = real.differences(rows, "greedy").splitlines()[2:]
     beside = [line.split(" | ")[-2:] for line in lines]  # GRPO, CPPO
     assert beside == [["–", "– |"], ["–", "– |"], ["above", "– |"], ["below", "below |"]]
@@ -53,4 +52,6 @@ def test_a_difference_is_each_seed_above_each_seed():
 def test_the_seconds_to_an_accuracy_are_those_of_the_first_time_that_a_run_has_it(monkeypatch):
     monkeypatch.setattr(real, "AT", (5, 10))
     points = [(2, 0, 0.4), (4, 0, 0.5), (6, 0, 0.4), (8, 0, 0.6), (11, 0, 0.7)]
-    assert [real.seconds_to(least, points) for least in (0.4, 0.5, 0.55, 0.7)] == [2, 4, 8, None]
+    for least, seconds in ((0.4, 2), (0.5, 4), (0.55, 8), (0.7, None)):
+        monkeypatch.setattr(real, "REACHED", least)
+        assert real.reached({"curves": [points]}) == [seconds]
