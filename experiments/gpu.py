@@ -33,7 +33,6 @@ from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
@@ -155,8 +154,9 @@ class Lab:
         """The metrics of a step, with the GB that were planned and held, and the micro-batch."""
         config, algorithm = self.settings(**options)
         networks = self.load(self.sizes.shapes[-1])
-        limits = Limits(micro_batch or self.largest_micro_batch(config))
-        planned = planned_with(config, limits.micro_batch_tokens).peaks
+        config.devices.micro_batch_tokens = micro_batch  # None: what the plan says fits
+        planned = plan(config.options)
+        limits = Limits(planned.micro_batch_tokens)
         questions = [{"question": "?", "answer": "1", "prompt": prompt}
                      for prompt in self.prompts(algorithm.questions_per_step, seed)]
         gpu = self.device.type == "cuda"
@@ -166,18 +166,9 @@ class Lab:
             networks, algorithm, [Reward("every second", every_second)], config.sampling, limits,
             questions, random.Random(seed))
         return step.metrics | {
-            "micro-batch": limits.micro_batch_tokens, "planned, GB": max(planned) / 1e9,
+            "micro-batch": limits.micro_batch_tokens, "planned, GB": max(planned.peaks) / 1e9,
             "held, GB": torch.cuda.max_memory_allocated() / 1e9 if gpu else None,
         }
-
-    def largest_micro_batch(self, config):
-        """The largest one that the memory plan says fits."""
-        sizes = self.sizes.micro_batches
-        return max([size for size in sizes if planned_with(config, size).fits], default=sizes[0])
-
-
-def planned_with(config, micro_batch):
-    return plan(SimpleNamespace(**vars(config.options) | {"micro_batch_tokens": micro_batch}))
 
 
 def when_warm(function):

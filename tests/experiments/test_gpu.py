@@ -73,7 +73,7 @@ def test_every_part_with_a_tiny_model(tmp_path):
     for row in steps.values():
         parts = row["sampling"] + row["reference"] + row["update"]
         assert 0 < parts < 1.01 * row["a step, s"] and row["planned, GB"] > 0
-        assert row["micro-batch"] == 256 and row["held, GB"] is None
+        assert row["micro-batch"] == 16384 and row["held, GB"] is None
     rates = [steps[f"CPPO, P = {P}"]["speed-up"] for P in (0.5, 0.9375)]
     assert rates[1] > 2 * rates[0]
     [toy] = rows_of(result, "first_command").values()
