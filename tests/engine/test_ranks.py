@@ -1,21 +1,21 @@
-"""Any number of ranks makes the same update, however the completions are shared out.
-
-pytest starts torchrun on this very file, whose __main__ is what each rank does.
-"""
+"""Any number of ranks makes the same update, however the completions are shared out. `make` is what
+each of two or four processes does."""
 
 import json
 import math
+import multiprocessing
 import os
 import random
+import socket
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
+from torch.multiprocessing import start_processes
 from torch.nn.utils.parametrize import register_parametrization
 from torch.testing import assert_close
 
@@ -45,18 +45,16 @@ SHARES = {
 # how, and on replicas or shards
 UPDATED = {
     "cppo": [("uneven", "full"), ("all", "none")], "ppo": [("uneven", "none"), ("all", "full")],
-    **dict.fromkeys(("dapo", "drgrpo", "gspo"), [("uneven", "none")]),
+    "dapo": [("uneven", "none")], "drgrpo": [("uneven", "none")],
 }
 
 
-def fixed(
-    folder, algorithm, shard, checkpoint_of=None, device=CPU, dtype="float32", mu=None
-):
+def fixed(folder, algorithm, shard, checkpoint_of=None, device=CPU, **options):
     """The Networks that start from the model in `folder`, or go on from a checkpoint, and their
-    Algorithm."""
+    Algorithm. options: of train.py."""
     config, algorithm = config_of({
         "algorithm": algorithm, "model": "toy", "lr": 1e-3, "beta": 0.04, "shard": shard,
-        "gradient_checkpointing": shard == "full", "dtype": dtype, "mu": mu,
+        "gradient_checkpointing": shard == "full", **options,
     })
     saved = str(checkpoint.newest(checkpoint_of)) if checkpoint_of else None
     networks = build(config, algorithm, folder, device, saved)
@@ -84,23 +82,23 @@ def own_share(name):
 def fixed_update(networks, algorithm, name, optimizer, scale=1.0):
     """The weights after the updates on this rank's rows of the six completions, and the update's
     metrics."""
-    model, critic, limits = networks.model, networks.critic, Limits(micro_batch_tokens=40)
-    share = own_share(name)
-    own = six_completions(model.device, scale).rows(share)
-    minibatches = [batch] = minibatches_of(own, replace(algorithm, minibatches=1), share)
+    policy, critic, share = networks.policy, networks.critic, own_share(name)
+    own = six_completions(policy.model.device, scale).rows(share)
+    minibatches = [batch] = minibatches_of(own, algorithm, share)
+
+    def computed(function):
+        return compute_minibatch(function, batch, policy, Limits(micro_batch_tokens=40))
+
     with torch.no_grad():
-        reference = networks.reference.logprobs
-        batch.ref_logp = compute_minibatch(reference, batch, networks.policy, limits) - 0.05
+        batch.ref_logp = computed(networks.reference.logprobs) - 0.05
         # no backward pass follows, and still its embedding and head are given up again
-        if networks.policy.sharded:
+        if policy.sharded:
             assert all(isinstance(p, DTensor) for p in networks.reference.model.parameters())
         if critic:
             for p in critic.head.parameters():  # a head of 0 would leave nothing to tell apart
-                p.copy_(0.1 * torch.ones_like(p))
-            batch.old_logp = compute_minibatch(
-                networks.policy.logprobs, batch, networks.policy, limits)
-            batch.old_values = compute_minibatch(critic, batch, networks.policy, limits)
-            estimate(minibatches, model.device, beta=algorithm.beta, lam=algorithm.lam)
+                p.fill_(0.1)
+            batch.old_logp, batch.old_values = computed(policy.logprobs), computed(critic)
+            estimate(minibatches, policy.model.device, beta=algorithm.beta, lam=algorithm.lam)
     return updated(networks, minibatches, algorithm, optimizer)
 
 
@@ -143,7 +141,7 @@ def round_weights(network):
 def whole_gradient(folder):
     """The gradient of shards in bfloat16 over all ranks. Each rank has one micro-batch."""
     networks, algorithm = fixed(folder, "cppo", "full", dtype="bfloat16")
-    algorithm, share = replace(algorithm, minibatches=1), own_share("uneven")
+    share = own_share("uneven")
     [batch] = minibatches_of(six_completions(CPU).rows(share), algorithm, share)
     gradient(networks, batch, algorithm, Limits(max_grad_norm=math.inf))
     return torch.cat([p.grad.full_tensor().flatten() for p in networks.model.parameters()])
@@ -184,12 +182,44 @@ def ranks_do(*arguments, **options):
     assert done.returncode == 0, done.stderr[-6000:]  # torchrun's own report is long
 
 
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 def made_by(number, small, tmp_path_factory):
     """Folder of what all ranks made of the six completions, on replicas and on weights shared
     out."""
     out = tmp_path_factory.mktemp("made")
-    ranks_do(__file__, small, out, ranks=number, timeout=400)
+    # one process imports all, and each rank is a fork of it
+    multiprocessing.set_forkserver_preload([__name__, "torch.distributed.fsdp"])
+    start_processes(make, (number, free_port(), small, out), number, start_method="forkserver")
     return out
+
+
+def make(rank, number, port, folder, out):
+    os.environ |= {
+        "RANK": str(rank), "WORLD_SIZE": str(number), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    ranks.start()
+
+    def save(result, name):
+        torch.save(result, out / f"{name}-{rank}.pt")
+
+    for algorithm, ways in UPDATED.items():
+        for name, shard in ways:
+            save(sgd_update(folder, algorithm, shard, name), f"{algorithm}-{name}-{shard}")
+    saved_update(*fixed(folder, "cppo", "full"), out / "run", step=1)
+    save(sgd_update(folder, "ppo", "full", dtype="bfloat16", mu=1), "bfloat16")
+    save(whole_gradient(folder), "gradient")
+    for shard in ("none", "full"):
+        save(update_with_signal_in_one(folder, shard), f"signal-{shard}")
+    own = some_rewards().tensor_split(number, dim=1)[rank]
+    save(ranks.over_all_groups(resolve("gdpo").advantages, a_rollout(own)), "gdpo")
+    ranks.gather([])  # a rank that leaves early would end the talk of the other
+    ranks.stop()
 
 
 @pytest.fixture(scope="module")
@@ -234,10 +264,8 @@ def test_one_process_goes_on_from_the_checkpoint_of_several(small, number, tmp_p
         saved_update(*alone, tmp_path, step)
     saved_update(*fixed(small, "cppo", "none", out / "run"), out / "run", step=2)
     for step in (1, 2):
-        expected, found = (
-            load_file(run / f"checkpoint-{step:06d}/model.safetensors")
-            for run in (tmp_path, out / "run")
-        )
+        file = f"checkpoint-{step:06d}/model.safetensors"
+        expected, found = load_file(tmp_path / file), load_file(out / "run" / file)
         assert expected.keys() == found.keys()
         for name in expected:
             # AdamW makes much of a gradient that is all rounding
@@ -356,24 +384,3 @@ def test_a_users_mistake_is_told_once_and_is_the_last_thing_that_torchrun_prints
     assert done.returncode == 1 and sum(line.startswith(message) for line in lines) == 1
     assert lines[0].startswith(message) and message in lines[-2] and set(lines[-1]) == {"="}
     assert done.stderr.count("Traceback") == 1  # torchrun's own
-
-
-if __name__ == "__main__":
-    ranks.start()
-    folder, out = sys.argv[1], Path(sys.argv[2])
-
-    def save(result, name):
-        torch.save(result, out / f"{name}-{ranks.rank()}.pt")
-
-    for algorithm, ways in UPDATED.items():
-        for name, shard in ways:
-            save(sgd_update(folder, algorithm, shard, name), f"{algorithm}-{name}-{shard}")
-    saved_update(*fixed(folder, "cppo", "full"), out / "run", step=1)
-    save(sgd_update(folder, "ppo", "full", dtype="bfloat16", mu=1), "bfloat16")
-    save(whole_gradient(folder), "gradient")
-    for shard in ("none", "full"):
-        save(update_with_signal_in_one(folder, shard), f"signal-{shard}")
-    own = some_rewards().tensor_split(ranks.world_size(), dim=1)[ranks.rank()]
-    save(ranks.over_all_groups(resolve("gdpo").advantages, a_rollout(own)), "gdpo")
-    ranks.gather([])  # a rank that leaves early would end the talk of the other
-    ranks.stop()

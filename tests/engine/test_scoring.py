@@ -74,36 +74,35 @@ def test_rewards_are_named_with_or_without_a_weight(mine):
 
 
 @pytest.mark.parametrize("words, named", [
-    ("gsm9k", "gsm9k"), ("re", "re"),  # a name inside rewards.py that is no reward
-    ("format_reward:nan", "format_reward:nan"), (":2", "unknown reward ''"),
-    ("none.py:f", "none.py"),
-    ("MINE:long", "no function .long.: write MINE:FUNCTION"), ("MINE", "MINE:FUNCTION"),
-    ("MINE:0.5", "MINE:FUNCTION"),
-    ("format_reward format_reward:2", "format_reward:2"),
-    ("other.py:overlong", "overlong"),
+    ("gsm9k", "gsm9k"), ("format_reward:nan", "format_reward:nan"), (":2", "unknown reward ''"),
+    ("none.py:f", "none.py"), ("mine.py", "mine.py:FUNCTION"),
+    ("mine.py:long", "no function .long.: write mine.py:FUNCTION"),
+    ("format_reward format_reward:2", "format_reward:2"), ("own.py:overlong", "overlong"),
+    # files that cannot be imported
+    ("missing.py:f", "missing.py.*nothing_of_that_name"), ("syntax.py:f", "syntax.py.*SyntaxError"),
+    ("exits.py:f", "exits.py.*SystemExit: 3"),
+    ("verl.py:f", r"must take \*\*columns"),
 ])
-def test_a_reward_that_there_is_not_is_one_sentence(mine, words, named, tmp_path, monkeypatch):
-    (tmp_path / "other.py").write_text("def overlong(completions, **columns): pass")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=f"--rewards.*{named.replace('MINE', mine)}"):
-        load_rewards(words.replace("MINE", mine).split())
+def test_a_reward_that_there_is_not_is_one_sentence(mine, words, named, monkeypatch):
+    monkeypatch.chdir(Path(mine).parent)
+    for name, code in {
+        "own": "def overlong(completions, **columns): pass", "syntax": "def f(:",
+        "missing": "import nothing_of_that_name", "exits": "raise SystemExit(3)",
+        "verl": "def f(data_source, solution_str, ground_truth): return 0.0",
+    }.items():
+        Path(f"{name}.py").write_text(code)
+    with pytest.raises(UserError, match=f"^--rewards[^\n]*{named}[^\n]*$"):
+        load_rewards(words.split())
 
 
-@pytest.mark.parametrize("code", ["import nothing_of_that_name", "def f(:", "raise SystemExit(3)"])
-def test_a_users_file_that_cannot_be_imported_shows_its_own_mistake_in_one_line(tmp_path, code):
-    (tmp_path / "own.py").write_text(code)
-    with pytest.raises(UserError, match="own.py.*(nothing_of_that_name|SyntaxError|SystemExit: 3)"):
-        load_rewards([f"{tmp_path / 'own.py'}:f"])
-
-
-def test_a_users_file_may_import_its_neighbours_and_hold_dataclasses(tmp_path):
-    (tmp_path / "neighbour.py").write_text("weight = 3.0\n")
-    (tmp_path / "own.py").write_text(
+def test_a_users_file_may_import_its_neighbours_and_hold_dataclasses(mine):
+    Path(mine).with_name("neighbour.py").write_text("weight = 3.0\n")
+    Path(mine).write_text(
         "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom neighbour "
         "import weight\n@dataclass\nclass A:\n    a: int\ndef f(completions, **columns):\n    "
         "return [weight] * len(completions)\n"
     )
-    assert load_rewards([f"{tmp_path / 'own.py'}:f"])[0].function(["a", "b"]) == [3.0, 3.0]
+    assert load_rewards([f"{mine}:f"])[0].function(["a", "b"]) == [3.0, 3.0]
 
 
 def test_a_completion_is_judged_by_the_first_reward_unless_the_test_questions_need_another(
@@ -135,19 +134,6 @@ def judged(function, *texts, **columns):
     return values.tolist(), failures
 
 
-def test_every_reward_judges_every_completion_from_its_columns():
-    def length(completions, **columns):
-        return [len(completion) for completion in completions]
-
-    def bonus(completions, level, **columns):
-        return [0.5 * n for n in level]
-
-    parts, failures = score(
-        named(length, bonus), ["a", "bcd"], {"level": [1, 3], "answer": ["x", "y"]})
-    assert failures == 0 and [*parts] == ["length", "bonus"]
-    assert torch.stack([*parts.values()]).tolist() == [[1.0, 3.0], [0.5, 1.5]]
-
-
 async def asks(completions, **columns):
     return [1.0, 2.0]
 
@@ -170,14 +156,14 @@ def test_a_reward_that_does_not_return_one_number_for_each_is_named(returned, wo
 
 
 @pytest.mark.parametrize("returned", [
-    [np.float32(1), np.int64(2)], [np.bool_(True), torch.tensor(2)], np.array([1, 2]),
-    torch.tensor([1.0, 2.0]),
+    [np.float32(0), torch.tensor(2)], np.array([0, 2]), torch.tensor([0.0, 2.0]),
+    [None, 2.0],  # it does not apply: TRL leaves None out of the sum of the rewards
 ], ids=str)
-def test_the_values_may_be_numpys_or_torchs(returned):
-    assert judged(lambda completions, **columns: returned, "a", "bcd") == ([1.0, 2.0], 0)
+def test_the_values_may_be_numpys_or_torchs_or_none(returned):
+    assert judged(lambda completions, **columns: returned, "a", "bcd") == ([0.0, 2.0], 0)
 
 
-def test_a_reward_cannot_change_what_another_one_sees():
+def test_a_reward_sees_all_columns_and_cannot_change_what_another_one_sees():
     def blanks(completions, level, cases, **columns):
         completions[:], level[:] = [""] * len(completions), [0] * len(level)
         cases[0]["in"] = cases[1]["in"] = None
@@ -187,7 +173,8 @@ def test_a_reward_cannot_change_what_another_one_sees():
         return [len(text) + n + case["in"] for text, n, case in zip(completions, level, cases)]
 
     texts, columns = ["a", "bcd"], {"level": [10, 20], "cases": [{"in": 100}, {"in": 200}]}
-    assert score(named(blanks, full), texts, columns)[0]["full"].tolist() == [111.0, 223.0]
+    parts, _ = score(named(blanks, full), texts, columns)
+    assert [*parts] == ["blanks", "full"] and parts["full"].tolist() == [111.0, 223.0]
     # those of the data set
     assert texts == ["a", "bcd"] and columns["level"] == [10, 20]
 
@@ -235,17 +222,6 @@ def test_a_reward_of_trl_gets_completions_and_prompts_by_name():
 
     found = judged(mine, "2", "4", question=["1+1=", "2+2="], answer=["1+1=2", "5"])
     assert found == ([1.0, 0.0], 0)
-
-
-def test_a_reward_that_does_not_apply_adds_nothing():
-    """TRL leaves None out of the sum of the rewards."""
-    assert judged(lambda completions, **columns: [None, 2.0], "a", "b") == ([0.0, 2.0], 0)
-
-
-def test_a_reward_of_another_form_is_refused_before_the_run(mine):
-    Path(mine).write_text("def f(data_source, solution_str, ground_truth): return 0.0")
-    with pytest.raises(UserError, match="must take .*columns"):
-        load_rewards([f"{mine}:f"])
 
 
 @pytest.mark.parametrize("option", [[], ["--check_rewards"]])
@@ -361,25 +337,20 @@ def go(small, folder, *words):
     return main([*usual.split(), *words])
 
 
-def test_a_run_logs_each_reward_and_their_weighted_sum_and_resumes_with_them(
-    small, tmp_path, mine, capsys
-):
+def test_a_run_logs_each_reward_and_their_weighted_sum(small, tmp_path, mine, capsys):
     """And --check_rewards shows what the first step of the run sees."""
     weights = {"toy_accuracy": 2, "format_reward": 0.5, "short": 0.01, "nan": 0}
     rewards = f"toy_accuracy:2 format_reward:0.5 {mine}:short:0.01 {mine}:nan:0"
     words = f"--algorithm gdpo --rewards {rewards}".split()
     go(small, tmp_path / "run", *words)
-    go(small, tmp_path / "run", "--resume", "--steps", "3")
-    rows = files.read(tmp_path / "run/metrics.jsonl")
-    assert len(rows) == 3
-    for row in rows:
-        total = sum(weight * row[f"reward/{name}"] for name, weight in weights.items())
-        assert row["reward"] == pytest.approx(total, rel=1e-5)
-        assert row["accuracy"] == row["reward/toy_accuracy"] and row["reward_failures"] == 0
-        assert row["no_signal/nan"] == 1.0 and row["no_signal/short"] < 1  # it is always 2
+    row, _ = files.read(tmp_path / "run/metrics.jsonl")
+    total = sum(weight * row[f"reward/{name}"] for name, weight in weights.items())
+    assert row["reward"] == pytest.approx(total, rel=1e-5)
+    assert row["accuracy"] == row["reward/toy_accuracy"] and row["reward_failures"] == 0
+    assert row["no_signal/nan"] == 1.0 and row["no_signal/short"] < 1  # it is always 2
     capsys.readouterr()
     go(small, tmp_path / "other", *words, "--check_rewards")
-    expected = f"toy_accuracy, weight 2: mean {rows[0]['reward/toy_accuracy']:.3f}, "
+    expected = f"toy_accuracy, weight 2: mean {row['reward/toy_accuracy']:.3f}, "
     assert expected in capsys.readouterr().out
 
 
@@ -414,10 +385,9 @@ def test_check_rewards_shows_a_prompt_and_each_reward_and_trains_nothing(
 
 
 @pytest.mark.parametrize("reward, text, answer", [
-    ("gsm8k_accuracy", "<answer>18</answer>", "18"), ("gsm8k_accuracy", "18", None),
     ("number_accuracy", "<think>7</think>it is 18.", "18"), ("number_accuracy", "<think>7", None),
     ("code_accuracy", "```python\nprint(18)\n```", "print(18)\n"),
-    ("code_accuracy", "<answer>18</answer>", None), ("code_runs", "18", None),
+    ("code_accuracy", "<answer>18</answer>", None), ("code_runs", "<answer>18</answer>", None),
     ("of_ones_own", "\\boxed{18}", "18"), ("of_ones_own", "18", None),
 ])  # fmt: skip
 def test_an_answer_is_found_as_the_accuracy_reads_it(reward, text, answer):
