@@ -1,6 +1,7 @@
 """Any number of ranks makes the same update, however the completions are shared out. `make` is what
 each of two or four processes does."""
 
+import fcntl
 import json
 import math
 import multiprocessing
@@ -31,6 +32,7 @@ from engine.run.state import State
 from family.gdpo import decoupled_advantages
 from records import Batch
 from rollout import sample_and_score
+from tests.engine.runs import sums, written
 from tests.examples import seeded
 from tests.training import a_rollout, minibatches_of
 from update import Limits, compute_minibatch, gradient, update
@@ -54,7 +56,7 @@ def fixed(folder, algorithm, shard, checkpoint_of=None, device=CPU, **options):
     Algorithm. options: of train.py."""
     config, algorithm = config_of({
         "algorithm": algorithm, "model": "toy", "lr": 1e-3, "beta": 0.04, "shard": shard,
-        "gradient_checkpointing": shard == "full", **options,
+        "gradient_checkpointing": shard == "full", "minibatches": 1, **options,
     })
     saved = str(checkpoint.newest(checkpoint_of)) if checkpoint_of else None
     networks = build(config, algorithm, folder, device, saved)
@@ -193,7 +195,8 @@ def made_by(number, small, tmp_path_factory):
     out."""
     out = tmp_path_factory.mktemp("made")
     # one process imports all, and each rank is a fork of it
-    multiprocessing.set_forkserver_preload([__name__, "torch.distributed.fsdp"])
+    modules = [__name__, "torch.distributed.fsdp", "transformers.models.qwen2.modeling_qwen2"]
+    multiprocessing.set_forkserver_preload(modules)
     start_processes(make, (number, free_port(), small, out), number, start_method="forkserver")
     return out
 
@@ -218,6 +221,7 @@ def make(rank, number, port, folder, out):
         save(update_with_signal_in_one(folder, shard), f"signal-{shard}")
     own = some_rewards().tensor_split(number, dim=1)[rank]
     save(ranks.over_all_groups(resolve("gdpo").advantages, a_rollout(own)), "gdpo")
+
     ranks.gather([])  # a rank that leaves early would end the talk of the other
     ranks.stop()
 
@@ -311,8 +315,7 @@ def test_ranks_leave_the_same_mini_batches_out(small, two, shard):
 
 
 def test_gdpo_normalises_over_the_groups_of_all_ranks(two):
-    found = torch.cat(results(two, "gdpo"))
-    assert_close(found, decoupled_advantages(some_rewards()))
+    assert_close(torch.cat(results(two, "gdpo")), decoupled_advantages(some_rewards()))
 
 
 def some_rewards():
@@ -359,7 +362,7 @@ def test_any_number_of_ranks_samples_the_same_completions_and_cuts_the_same_mini
 @pytest.mark.slow
 def test_a_rank_without_a_question_is_no_trouble(small, tmp_path, algorithm):
     """Two ranks and three questions: the last step leaves a rank without one."""
-    (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 3)
+    written(tmp_path / "x.jsonl", sums(3))
     words = (
         f"--model {small} --dataset x.jsonl --output_dir run --algorithm {algorithm} "
         "--group_size 8 --max_new_tokens 8 --allocation false")
@@ -374,12 +377,18 @@ def test_a_rank_without_a_question_is_no_trouble(small, tmp_path, algorithm):
 @pytest.mark.parametrize("words, message", [
     ("--algorithm nosuch", "error: unknown algorithm 'nosuch'"),
     ("--dataset x.jsonl --max_new_tokens 8", "error: 2 devices for 1 questions"),
+    ("--output_dir run", "error: run is being written by process 7"),
 ])  # fmt: skip
 def test_a_users_mistake_is_told_once_and_is_the_last_thing_that_torchrun_prints(
     words, message, small, tmp_path
 ):
-    (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n')
-    done = torchrun(ROOT / "train.py", "--model", small, *words.split(), cwd=tmp_path)
+    written(tmp_path / "x.jsonl", sums(1))
+    lock = written(tmp_path / "run/run.lock", [])
+    with open(lock, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        print("process 7 on node0", file=file, flush=True)
+        done = torchrun(ROOT / "train.py", "--model", small, *words.split(), cwd=tmp_path)
+    assert [*lock.parent.iterdir()] == [lock]
     lines = done.stderr.splitlines()
     assert done.returncode == 1 and sum(line.startswith(message) for line in lines) == 1
     assert lines[0].startswith(message) and message in lines[-2] and set(lines[-1]) == {"="}

@@ -80,7 +80,8 @@ SHAPES = [  # as data sets are published: (a row, the columns of its question Q 
     ({"problem": "Q", "solution": "long", "answer": "3"}, "problem", "answer"),  # OpenR1-Math
     ({"messages": chat("Q"), "ground_truth": 3.0}, "messages", "ground_truth"),
     ({"question": "Q", "extra_info": {"answer": "3"}}, "question", "extra_info.answer"),
-    ({"instruction": "Q", "input": "", "answer": "3"}, "instruction", "answer"),  # alpaca
+    ({"instruction": "Q", "answer": "3"}, "instruction", "answer"),
+    ({"instruction": "Q", "input": "1, 2", "answer": "3"}, "instruction", "answer"),  # Alpaca
 ]
 
 
@@ -89,14 +90,10 @@ def test_the_columns_of_published_data_sets_are_found(write, row, question, answ
     rows = open_file(write([row]))
     assert rows.columns == (question, answer)
     [found] = rows
-    assert (found["question"], found["answer"]) == ("Q", "3")
+    asked = "Q\n\n1, 2" if "input" in row else "Q"
+    assert (found["question"], found["answer"]) == (asked, "3")
     assert "prompt" not in found  # it will hold the tokens
     assert found.get("system_prompt") == ("Be kind." if answer == "solution" else None)
-
-
-def test_alpacas_input_follows_its_instruction(write):
-    [row] = open_file(write([{"instruction": "Q", "input": "1, 2", "answer": "3"}]))
-    assert row["question"] == "Q\n\n1, 2"
 
 
 ODD = {"Frage": "Q", "meta": {"final": {"number": 3.0}, "level": 3}, "a b": "3"}

@@ -1,7 +1,7 @@
 """Completions of another program are judged, and two evaluations are compared."""
 
 import json
-import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_completions_of_another_program_are_scored(tmp_path, capsys):
     single = [{"question": a, "answer": a, "completion": x} for a, c in answers.items() for x in c]
     right = {"accuracy": 0.5, "samples": 3, "questions": 2, "pass@2": 5 / 6, "maj@3": 0.5}
     path = tmp_path / "x.jsonl"
-    for rows in (many, random.Random(0).sample(single, 6), [many[0], *single[3:]]):
+    for rows in (many, single[::2] + single[1::2], [many[0], *single[3:]]):
         path.write_text(files.as_lines(rows))
         main([str(path)])
         shown = capsys.readouterr().out
@@ -93,5 +93,4 @@ def test_it_starts_in_any_folder_and_ends_with_one_sentence(tmp_path):
     words = [sys.executable, ROOT / "tools/compare.py", "none.jsonl"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("error: the file none.jsonl does not exist")
-    assert len(done.stderr.splitlines()) == 1
+    assert re.fullmatch("error: the file none.jsonl does not exist.*\n", done.stderr)
