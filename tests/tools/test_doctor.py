@@ -66,17 +66,14 @@ def logged(folder, steps=10, completions=("<answer>2</answer>",), options=(), pr
         "length": 9.0, "truncated": 0.0, "entropy": 0.3, "kl": 0.1, "kl_old": 0.001,
         "clip_fraction": 0.01, "grad_norm": 1.0, "lr": 1e-3,
     }
-    rows = []
-    for i in range(steps):
-        row = {"step": i + 1}
-        for name, value in (usual | metrics).items():
-            row[name] = value[i] if isinstance(value, list) else value
-        rows.append(row)
-    folder.mkdir(exist_ok=True)
+    columns = {"step": [*range(1, steps + 1)]}
+    for name, value in (usual | metrics).items():
+        columns[name] = value if isinstance(value, list) else [value] * steps
+    rows = [dict(zip(columns, row)) for row in zip(*columns.values())]
     sample = {"question": "1+1=?", "prompt": prompt, "answer": "2"}
     sample["completions"] = [{"completion": text} for text in completions]
-    files.append(folder / "samples.jsonl", *[sample] * steps)
-    files.append(folder / "metrics.jsonl", *rows)
+    files.write(folder / "samples.jsonl", files.as_lines([sample] * steps))
+    files.write(folder / "metrics.jsonl", files.as_lines(rows))
     files.write(folder / "run.json", files.as_json(dict(options)))
     return doctor.diagnosis(folder)[0]
 
@@ -134,8 +131,7 @@ GSPO, TWICE = {"options": {"algorithm": "gspo"}}, {"options": {"mu": 2}}
 ])
 def test_each_limit_from_both_sides(name, healthy, faulty, what, more, tmp_path):
     for value, expected in ((healthy, None), (faulty, what)):
-        folder = tmp_path / str(expected)
-        named_first(logged(folder, **more | {name: value}), expected)
+        named_first(logged(tmp_path, **more | {name: value}), expected)
 
 
 def paid(*answers, **more):
@@ -163,6 +159,9 @@ UNREAD = {"unreadable": 0.6, "no_signal/a": 1.0, "completions": ["12"]}
     ({"accuracy": change(0.5, 0.09)}, LARGE), ({"accuracy": change(0.5, 0.11)}, BELOW),
     ({"accuracy": change(0.12, 0.021)}, BELOW),
     ({"accuracy": change(0.5, 0.09), "reward": RISES}, BELOW),
+    # a form that is met once, and one that is not known
+    ({"accuracy": RISES, "reward/format_reward": once(0.0, 0.1)}, None),
+    ({"accuracy": RISES, "reward/my_format": 0.0}, None),
 ])
 def test_of_several_faults_the_cause_comes_first(metrics, what, tmp_path):
     named_first(logged(tmp_path, **metrics), what)
@@ -197,26 +196,20 @@ def test_a_form_that_is_never_met_is_shown_by_the_nearest_completion(
     assert f"as {completion!r}" in finding
 
 
-def test_a_form_that_is_met_once_or_not_known_is_no_finding(tmp_path):
-    assert not logged(tmp_path, accuracy=RISES, **{
-        "reward/format_reward": [0.0] * 9 + [0.1], "reward/my_format": 0.0})
-
-
-@pytest.mark.parametrize("after, healthy", [(0.40, True), (0.35, False)])
-def test_a_run_whose_evaluation_ends_below_its_start_is_never_healthy(after, healthy, tmp_path):
+def test_a_run_whose_evaluation_ends_below_its_start_is_never_healthy(tmp_path):
     """Though the accuracy of the samples rises."""
-    scores = {"before": {"greedy": {"accuracy": 0.393}}, "after": {"greedy": {"accuracy": after}}}
-    files.write(tmp_path / "summary.json", files.as_json(scores))
-    findings = logged(tmp_path, accuracy=RISES)
-    said = "The run ends below its start: greedy accuracy 0.393 → 0.350. Seen in 10 steps: "
-    assert not findings if healthy else findings[-1].startswith(said)
+    for after, said in [
+        (0.40, None), (0.35, "The run ends below its start: greedy accuracy 0.393 → 0.350. Seen in")
+    ]:
+        scores = {"before": {"greedy": {"accuracy": 0.393}}}
+        scores["after"] = {"greedy": {"accuracy": after}}
+        files.write(tmp_path / "summary.json", files.as_json(scores))
+        named_first(logged(tmp_path, accuracy=RISES), said)
 
 
 def test_a_rise_is_more_than_the_steps_vary():
-    for values, rises in [([0.1, 0.2] * 3 + [0.1, 0.3] * 2, False),
-                          ([0.1, 0.2] * 2 + [0.3] * 6, True),
-                          ([0.5] * 10, False), ([0.3] * 4 + [0.1] * 6, False)]:
-        assert doctor.metric_of(values).rises == rises
+    assert not doctor.metric_of([0.1, 0.2] * 3 + [0.1, 0.3] * 2).rises
+    assert doctor.metric_of([0.1, 0.2] * 2 + [0.3] * 6).rises
 
 
 def test_the_gap_within_a_group():
@@ -243,7 +236,7 @@ def test_of_few_steps_it_says_that_they_are_few_and_what_it_looked_at(tmp_path, 
 
 
 def test_a_healthy_run_and_a_folder_without_a_run(tmp_path, capsys):
-    for words in ([], [str(tmp_path)], [str(tmp_path / "none")], ["--help"], ["a", "b"]):
+    for words in ([], [str(tmp_path)], ["--help"], ["a", "b"]):
         with pytest.raises(UserError, match="name the folder of a run"):
             main(words)
     logged(tmp_path, accuracy=[i / 10 for i in range(10)])
