@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ import pytest
 import torch
 
 from engine.run import checkpoint
-from tests.engine.runs import metrics_of
+from tests.engine.runs import free_port, metrics_of
 
 pytestmark = pytest.mark.slow
 
@@ -138,14 +137,10 @@ def test_on_a_full_disk_the_checkpoint_before_stays_and_the_run_goes_on(small, t
 
 def test_two_nodes_train_as_one_node_with_two_devices(small, undisturbed, tmp_path):
     """Two agents of torchrun, with a process each, which share the weights out."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    nodes = "--nnodes 2 --nproc-per-node 1 --master-addr 127.0.0.1"
+    nodes = f"--nnodes 2 --nproc-per-node 1 --master-addr 127.0.0.1 --master-port {free_port()}"
     agents = []
     for rank in (0, 1):
-        where = f"{nodes} --master-port {port} --node-rank {rank}"
-        words = command(small, "--shard full", where=where)
+        words = command(small, "--shard full", where=f"{nodes} --node-rank {rank}")
         agents.append(subprocess.Popen(words, cwd=tmp_path, env=ENVIRONMENT))
     assert [agent.wait(timeout=240) for agent in agents] == [0, 0]
     assert_about_the_same(metrics_of(tmp_path / "run"), metrics_of(undisturbed / "run"))

@@ -15,6 +15,8 @@ from engine.run import interrupt, logs
 from tests.engine.runs import go_on, metrics_of, run, sums, written
 from tests.test_train import stop_after
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 class Screen(io.StringIO):
     def isatty(self):

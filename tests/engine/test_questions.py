@@ -16,6 +16,7 @@ from tasks import toy
 from tasks.table import SYSTEM_PROMPT
 from tests.engine.runs import go_on, metrics_of, run, written
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 ONE = {"question": "1+1=?", "answer": "2"}
 
 
@@ -170,29 +171,27 @@ def test_the_fingerprint_covers_the_prompts(tokenizer):
     assert len(found) == 2
 
 
-def test_in_a_run_the_next_question_is_asked_instead(small, tmp_path, capsys):
+def test_a_run_keeps_the_names_of_columns_and_asks_the_next_question_instead(
+    small, tmp_path, capsys
+):
     """Each second question is too long. The steps are as large as without them, and the run ends
     when all are through."""
-    rows = [ONE, ONE | {"question": "1+1+1+1+1+1=?"}] * 6
+    rows = [{"q": asked, "true": {"a": "2"}} for asked in ("1+1=?", "1+1+1+1+1+1=?")] * 6
     data, folder = written(tmp_path / "x.jsonl", rows), tmp_path / "run"
-    run(small, folder, f"--dataset {data} --rewards number_accuracy --group_size 4 "
-        "--questions_per_step 2 --algorithm grpo --max_new_tokens 4 --max_prompt_tokens 6")
+    columns = "--columns question=q answer=true.a"
+    run(small, folder, f"--dataset {data} --eval_dataset {data} {columns} --group_size 4 --steps 1 "
+        "--rewards number_accuracy --questions_per_step 2 --algorithm grpo --max_new_tokens 4 "
+        "--max_prompt_tokens 6")
+    said = "".join(capsys.readouterr())
+    assert "the question is the column 'q', the answer is 'true.a'" in said
+    assert f"--benchmark {data} {columns}\n" in said
+    with pytest.raises(UserError, match=r"with --columns \[.question=q., .answer=true.a.\], not"):
+        go_on(folder, "--columns question=q answer=q")
+
+    assert go_on(folder, "--steps 9") == 0
     asked = [row["questions"] for row in metrics_of(folder)]
     summary = json.loads((folder / "summary.json").read_text())
-    assert set(asked[:-1]) == {2} and asked[-1] <= 2
+    assert asked[:-1] == [2] * (len(asked) - 1) and 0 < asked[-1] <= 2
     assert summary["position"] == sum(asked) + summary["skipped_questions"] >= 12
     assert summary["skipped_questions"] >= 6
     assert "".join(capsys.readouterr()).count("is left out, because its prompt is longer") == 1
-
-
-def test_a_run_keeps_the_names_of_the_columns(small, tmp_path, capsys):
-    rows, folder = [{"q": "1+1=?", "true": {"a": "2"}}] * 2, tmp_path / "run"
-    data, columns = written(tmp_path / "x.jsonl", rows), "--columns question=q answer=true.a"
-    run(small, folder, f"--dataset {data} --eval_dataset {data} {columns} --steps 1 --group_size 4 "
-        "--rewards number_accuracy --algorithm grpo --max_new_tokens 4 --questions_per_step 1")
-    out = capsys.readouterr().out
-    assert "the question is the column 'q', the answer is 'true.a'" in out
-    assert f"--benchmark {data} {columns}\n" in out
-    assert go_on(folder, "--steps 2") == 0
-    with pytest.raises(UserError, match=r"with --columns \[.question=q., .answer=true.a.\], not"):
-        go_on(folder, "--columns question=q answer=q")

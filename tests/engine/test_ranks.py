@@ -7,7 +7,6 @@ import math
 import multiprocessing
 import os
 import random
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +31,7 @@ from engine.run.state import State
 from family.gdpo import decoupled_advantages
 from records import Batch
 from rollout import sample_and_score
-from tests.engine.runs import sums, written
+from tests.engine.runs import free_port, sums, written
 from tests.examples import seeded
 from tests.training import a_rollout, minibatches_of
 from update import Limits, compute_minibatch, gradient, update
@@ -182,12 +181,6 @@ def torchrun(*arguments, ranks=2, timeout=120, cwd=ROOT):
 def ranks_do(*arguments, **options):
     done = torchrun(*arguments, **options)
     assert done.returncode == 0, done.stderr[-6000:]  # torchrun's own report is long
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,7 @@ from tests.examples import named
 from tests.training import a_rollout
 from train import main
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 ROOT = Path(__file__).parents[2]
 MINE = """
 from math import prod
@@ -381,16 +382,12 @@ def test_an_answer_is_found_as_the_accuracy_reads_it(reward, text, answer):
     assert metrics["unreadable"] == (0.5 if answer else 1.0)
 
 
-def test_groups_that_are_all_right_and_all_wrong_are_counted_by_the_accuracy_alone():
-    """Of four questions: all right with different rewards, all wrong, mixed, all wrong."""
+def test_the_metrics_of_four_questions_by_hand():
+    """The accuracy alone says which groups are all right (with different rewards) or all wrong.
+    Tokens of which the sampler does not say how likely they were do not count in the entropy."""
     accuracy, other = [[1, 2], [0, -1], [1, 0], [0, 0]], [[0, 1], [0, 0], [0, 1], [0, 1]]
-    rollout = a_rollout(torch.tensor([accuracy, other]).float())
+    logp = torch.tensor([-1.0, math.nan, -3.0, -5.0, math.nan, -3.0, -3.0, -3.0])[:, None]
+    rollout = a_rollout(torch.tensor([accuracy, other]).float(), logp=logp)
     metrics = summarize(rollout, rollout.total, torch.arange(8))
     assert (metrics["all_right"], metrics["all_wrong"]) == (1 / 4, 2 / 4)
-
-
-def test_the_entropy_is_the_mean_over_the_tokens_of_which_the_sampler_says_how_likely_they_were():
-    logp = torch.tensor([[-1.0, math.nan, -3.0], [-5.0, math.nan, 0.0]])
-    rollout = a_rollout([[0.0, 1.0]], [[3, 2]], logp=logp)
-    metrics = summarize(rollout, rollout.total, torch.arange(2))
     assert metrics["tokens_without_logp"] == 2 and metrics["entropy"] == 3.0

@@ -22,8 +22,10 @@ TWO_BLOCKS = answer("print(17)\n```\n```python\nprint(18)")
 
 @pytest.mark.parametrize("text, code", [
     (TWO_BLOCKS, "print(18)\n"),  # the last one counts
-    (answer("a\n\nb"), "a\n\nb\n"), (answer(""), "\n"), (f"<think>{RIGHT}</think>", None),
-    ("```\nprint(18)\n```", None), ("```python\nprint(18)\n```\n```python\nprint(17)", None),
+    (answer("a\n\nb"), "a\n\nb\n"), (answer(""), "\n"),
+    ("<think>```python\nprint(18)\n```</think>", None),
+    ("```python\nprint(18)", None), ("```\nprint(18)\n```", None),
+    ("```python\nprint(18)\n```\n```python\nprint(17)", None),
 ])  # fmt: skip
 def test_the_program_is_the_last_block_after_the_thoughts(text, code):
     assert extract_code(text) == code

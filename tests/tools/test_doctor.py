@@ -10,7 +10,6 @@ import train
 from engine.base import files
 from engine.base.errors import UserError
 from engine.model import networks
-from engine.run import curves
 from engine.run.metrics import group_gap
 from tasks import toy
 from tasks.table import TASKS
@@ -260,10 +259,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def found(folder, tmp_path, small, monkeypatch):
+def found(folder, tmp_path, small, undrawn):
     """found(words of the command line) → what the doctor finds in this run."""
-    monkeypatch.setattr(curves, "curves", lambda *_: None)
-
     def found(words, model=small):
         usual = (
             f"--model {model} --dataset {folder}/questions.jsonl --output_dir {tmp_path}/run "
