@@ -156,6 +156,7 @@ def test_each_layer_wins_over_those_before_it(tmp_path):
     (tmp_path / "recipe.yaml").write_text("beta: 0.5\nmu: 3\n")
     words = f"--algorithm gspo --dataset math --model {toy.BASE} --recipe {tmp_path}/recipe.yaml"
     o = open_run(f"{words} --mu 5".split())[0].options
-    task, row = TASKS["math"], ALGORITHMS["gspo"]
+    task = TASKS["math"]
+    row = ALGORITHMS["gspo"]
     assert (o.seed, o.epochs, o.rewards) == (42, task.epochs, list(task.rewards))
     assert (o.clip_high, o.minibatches, o.beta, o.mu) == (row.clip_high, 4, 0.5, 5)

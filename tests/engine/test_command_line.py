@@ -52,7 +52,8 @@ EVERY = "steps: 3  # ⌊B·G/k⌋\nlr: 0.5\nname: a b\nlimit: 7\nresume: true\na
 ], ids=str)  # fmt: skip
 def test_options_come_from_the_command_line_and_a_recipe(recipe, words, changed, tmp_path):
     (file := tmp_path / "recipe.yaml").write_text(recipe, encoding="utf-8")
-    named, expected = ["--recipe", str(file)] if recipe else [], Config(**changed)
+    named = ["--recipe", str(file)] if recipe else []
+    expected = Config(**changed)
     expected.recipe = str(file) if recipe else None
     assert parse(Config, [*named, *words.split()]) == expected
     assert parse(Config, [*words.split(), *named]) == expected
@@ -180,7 +181,8 @@ def test_a_closed_pipe_ends_a_program_with_a_sentence():
 def test_of_several_processes_the_first_one_tells_a_mistake_to_the_user_and_to_torchrun(
     tmp_path, monkeypatch, capsys
 ):
-    codes, slept = [], []
+    codes = []
+    slept = []
     monkeypatch.setattr(command_line.time, "sleep", slept.append)
     for rank in (1, 0):
         file = tmp_path / f"attempt_0/{rank}/error.json"  # as torchrun names it

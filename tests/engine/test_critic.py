@@ -37,7 +37,8 @@ def test_the_value_before_a_token_is_the_heads_of_the_hidden_state_one_column_be
     """One unpadded row at a time, through the policy's own backbone, of which the critic's starts
     as a copy."""
     model, critic, batch = three
-    values, lengths = critic(batch), batch.mask.sum(1).tolist()
+    values = critic(batch)
+    lengths = batch.mask.sum(1).tolist()
     assert values.dtype == torch.float32 and len(set(map(len, batch.prompts))) > 1
     for prompt, tokens, n, row in zip(batch.prompts, batch.tokens.tolist(), lengths, values):
         whole = torch.tensor([prompt + tokens[:n]])
@@ -105,21 +106,25 @@ def test_updates_of_policy_and_critic_equal_those_of_a_plain_loop(three):
     plain, plain_critic = copy.deepcopy((model, critic))
     A, R, *noise = randn(4, *batch.tokens.shape, seed=6)
     with torch.no_grad():  # far enough from the present ones that both clips act at once
-        old_logp, V_old = logprobs(model, batch) + 0.3 * noise[0], critic(batch) + 0.3 * noise[1]
+        old_logp = logprobs(model, batch) + 0.3 * noise[0]
+        V_old = critic(batch) + 0.3 * noise[1]
     given = replace(batch, advantages=A, returns=R, old_logp=old_logp, old_values=V_old)
     limits = Limits(micro_batch_tokens=40, max_grad_norm=0.1)
     assert len(cut_into_micro_batches(given, limits.micro_batch_tokens, Policy(model))) > 1
     stats = updated(model, adamw(model, critic), [with_reference(given, model)], resolve("ppo"),
                     critic=critic, limits=limits)
 
-    optimizer, seen = adamw(plain, plain_critic), []
+    optimizer = adamw(plain, plain_critic)
+    seen = []
     for _ in range(4):
-        ratio, V = (Policy(plain).logprobs(batch) - old_logp).exp(), plain_critic(batch)
+        ratio = (Policy(plain).logprobs(batch) - old_logp).exp()
+        V = plain_critic(batch)
         gains = torch.minimum(ratio * A, ratio.clamp(0.8, 1.2) * A)
         near = torch.maximum(torch.minimum(V, V_old + 0.2), V_old - 0.2)
         errors = torch.maximum((V - R) ** 2, (near - R) ** 2)
         assert (gains < ratio * A).any() and (errors > (V - R) ** 2).any()
-        loss, value_loss = -gains[batch.mask].mean(), errors[batch.mask].mean() / 2
+        loss = -gains[batch.mask].mean()
+        value_loss = errors[batch.mask].mean() / 2
         optimizer.zero_grad()
         (loss + value_loss).backward()  # they share no weights
         norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.1)

@@ -158,7 +158,8 @@ if __name__ == "__main__":
         "save": (checkpoint, "tensors_of"),
     }
     signals = {"kill": signal.SIGKILL, "preempt": signal.SIGTERM}
-    start, now = os.environ["TORCHELASTIC_RESTART_COUNT"], {"step": 0}
+    start = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    now = {"step": 0}
     train_step = train.train_step
 
     def noting(networks, *words):
@@ -171,7 +172,8 @@ if __name__ == "__main__":
 
     def arm(effect, place, *where):
         owner, name = places[place]
-        real, fired = getattr(owner, name), []
+        real = getattr(owner, name)
+        fired = []
 
         def faulty(*words, **options):
             if fired or where != (str(ranks.rank()), str(now["step"]), start):

@@ -87,7 +87,8 @@ def one_by_one(tmp_path):
 def test_a_curriculum_chooses_by_what_has_happened(small, tmp_path, one_by_one):
     """What each question was worth is known afterwards."""
     assert go(small, tmp_path, one_by_one, "--steps 3 --algorithm grpo") == 0
-    seen, past = load_hooks(one_by_one).curriculum.__globals__["seen"], past_of(tmp_path)
+    seen = load_hooks(one_by_one).curriculum.__globals__["seen"]
+    past = past_of(tmp_path)
     assert seen == [{number: [past[number]] for number in range(count)} for count in (0, 2, 4)]
     rewards = [row["reward"] for row in metrics_of(tmp_path / "run")]
     assert rewards == pytest.approx([(past[i] + past[i + 1]) / 2 for i in (0, 2, 4)])
@@ -140,7 +141,8 @@ def test_a_run_with_all_three_obeys_them_and_goes_on_exactly(small, tmp_path, mo
     assert go(small, tmp_path / "straight", mine, words) == 0
     said = "".join(capsys.readouterr())
     assert said.count("Each step") == 1 and "the 1 of each 8 with the largest |A|" in said
-    rows, asked = metrics_of(tmp_path / "straight/run"), 0
+    rows = metrics_of(tmp_path / "straight/run")
+    asked = 0
     for row in rows:
         k = keep_count(8, 0.875 - 0.375 * asked / 40)
         questions = min(2 * 8 // k, 40 - asked)

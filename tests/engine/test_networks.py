@@ -36,7 +36,9 @@ def logprobs_of(policy, batch):
 def test_only_the_adapter_learns_and_the_reference_is_the_model_without_it(small):
     config, algorithm = config_of({"algorithm": "grpo", "beta": 0.04, "lora": 4, "lr": 1e-2})
     networks = build(config, algorithm, small, CPU)
-    policy, reference, model = networks.policy, networks.reference, networks.model
+    policy = networks.policy
+    reference = networks.reference
+    model = networks.model
     batch = completions(networks.tokenizer)
     base = logprobs_of(load_policy(small, CPU, "auto")[0], batch)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -74,7 +76,8 @@ def merge_as_is_printed(run, printed):
 
 @pytest.mark.slow
 def test_a_run_with_adapters_is_saved_as_adapter_resumed_and_merged(small, tmp_path, capsys):
-    run, data = tmp_path / "run", written(tmp_path / "x.jsonl", sums(4))
+    run = tmp_path / "run"
+    data = written(tmp_path / "x.jsonl", sums(4))
     runs.run(small, run, f"--dataset {data} --lora 4 --lr 1e-2 --group_size 8 --max_new_tokens 40 "
              "--algorithm grpo --rewards soft_format_reward --steps 2")
     runs.go_on(run, "--steps 3")
@@ -187,7 +190,8 @@ def test_the_copy_rests_during_the_update(small, tmp_path, monkeypatch):
         seen.append((networks, memory(networks.sampler.model)))
         return real(networks, *words)
 
-    seen, real = [], train.update
+    seen = []
+    real = train.update
     monkeypatch.setattr(train, "update", watched)
     metrics = one_step(small, tmp_path, "--dtype", "bfloat16", "--rewards", "soft_format_reward")
     [(networks, held)] = seen
@@ -209,7 +213,9 @@ def test_where_memory_runs_out_the_same_update_is_made_in_smaller_micro_batches(
     """Four mini-batches, twice: the first one finds what fits, and the limit holds from then on.
     Memory runs out in the second micro-batch, when the first one has left its gradient."""
     monkeypatch.setattr("update.LEAST_TOKENS", 8)
-    real, failed, calls = Policy.logprobs, [], []
+    real = Policy.logprobs
+    failed = []
+    calls = []
 
     def policys(self, batch, **options):
         if limits.micro_batch_tokens > fits:

@@ -83,7 +83,8 @@ def table(shown):
 def test_a_run_leaves_a_table_and_what_to_do_next(small, tmp_path, monkeypatch, capsys):
     """The lines of steps 1, 2, 4 and 5 are means since the line above, also of a run that goes
     on; the answer is to the first example that was answered wrong."""
-    said, folder = [], tmp_path / "run"
+    said = []
+    folder = tmp_path / "run"
     monkeypatch.setattr(progress, "say", lambda *words: said.append(words))
     assert run(small, folder, f"{WORDS} --steps 5") == 0
     out, err = capsys.readouterr()
@@ -138,7 +139,8 @@ def test_a_line_has_as_much_of_an_answer_as_the_terminal_has_room_for(
 def test_the_second_signal_ends_a_run_if_it_is_not_the_first_one_passed_on(
     monkeypatch, capsys, number
 ):
-    asked, clock = interrupt.Interrupt(), [100.0]
+    asked = interrupt.Interrupt()
+    clock = [100.0]
     monkeypatch.setattr(interrupt.time, "monotonic", lambda: clock[0])
     before = signal.getsignal(number)
     with asked:

@@ -133,7 +133,8 @@ def test_a_question_of_a_hub_without_an_answer_is_skipped_and_reported(tokenizer
 
 
 def test_the_order_of_each_epoch_is_that_of_pythons_shuffle_however_it_is_cut():
-    expected, taken = [], []
+    expected = []
+    taken = []
     for epoch in range(3):
         order = list("abcdefg")
         random.Random(f"1 {epoch}").shuffle(order)
@@ -177,7 +178,8 @@ def test_a_run_keeps_the_names_of_columns_and_asks_the_next_question_instead(
     """Each second question is too long. The steps are as large as without them, and the run ends
     when all are through."""
     rows = [{"q": asked, "true": {"a": "2"}} for asked in ("1+1=?", "1+1+1+1+1+1=?")] * 6
-    data, folder = written(tmp_path / "x.jsonl", rows), tmp_path / "run"
+    data = written(tmp_path / "x.jsonl", rows)
+    folder = tmp_path / "run"
     columns = "--columns question=q answer=true.a"
     run(small, folder, f"--dataset {data} --eval_dataset {data} {columns} --group_size 4 --steps 1 "
         "--rewards number_accuracy --questions_per_step 2 --algorithm grpo --max_new_tokens 4 "

@@ -36,7 +36,8 @@ from tests.examples import seeded
 from tests.training import a_rollout, minibatches_of
 from update import Limits, compute_minibatch, gradient, update
 
-ROOT, CPU = Path(__file__).parents[2], torch.device("cpu")
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
 # how six fixed completions are shared out to one rank and to two: by unequal numbers and tokens,
 # all to one. A rank has the parts r, r + world size …
 SHARES = {
@@ -67,11 +68,11 @@ def fixed(folder, algorithm, shard, checkpoint_of=None, device=CPU, **options):
 def six_completions(device, scale=1.0):
     generator = seeded(0)
     prompts = [[6 + i, 16, 7, 18, 19] * (1 + i % 2) for i in range(6)]
-    tokens, lengths = (
-        torch.randint(2, 22, (6, 9), generator=generator), torch.tensor([1, 9, 3, 8, 2, 5]),
-    )
+    tokens = torch.randint(2, 22, (6, 9), generator=generator)
+    lengths = torch.tensor([1, 9, 3, 8, 2, 5])
     advantages = scale * torch.randn(6, generator=generator)
-    mask, advantages = completion_mask(tokens, lengths), advantages.to(device)
+    mask = completion_mask(tokens, lengths)
+    advantages = advantages.to(device)
     return Batch(prompts, tokens.to(device), mask, advantages)
 
 
@@ -83,7 +84,9 @@ def own_share(name):
 def fixed_update(networks, algorithm, name, optimizer, scale=1.0):
     """The weights after the updates on this rank's rows of the six completions, and the update's
     metrics."""
-    policy, critic, share = networks.policy, networks.critic, own_share(name)
+    policy = networks.policy
+    critic = networks.critic
+    share = own_share(name)
     own = six_completions(policy.model.device, scale).rows(share)
     minibatches = [batch] = minibatches_of(own, algorithm, share)
 
@@ -247,7 +250,8 @@ def test_one_process_goes_on_from_the_checkpoint_of_several(small, two, tmp_path
     saved_update(*fixed(small, "cppo", "none", two / "run"), two / "run", step=2)
     for step in (1, 2):
         file = f"checkpoint-{step:06d}/model.safetensors"
-        expected, found = load_file(tmp_path / file), load_file(two / "run" / file)
+        expected = load_file(tmp_path / file)
+        found = load_file(two / "run" / file)
         assert expected.keys() == found.keys()
         for name in expected:
             # AdamW makes much of a gradient that is all rounding
@@ -307,7 +311,8 @@ def test_each_rank_cuts_its_completions_at_random_places_of_its_own(monkeypatch)
         "rollout.roll_out", lambda *_, **__: a_rollout(torch.zeros(1, 8), torch.full((1, 8), 99)))
     for number in (0, 0, 1):
         monkeypatch.setattr(ranks, "rank", lambda number=number: number)
-        algorithm, rng = resolve("grpo", shortest_prefix=0.1), random.Random(1)
+        algorithm = resolve("grpo", shortest_prefix=0.1)
+        rng = random.Random(1)
         drawn = sample_and_score([], None, algorithm, [], None, rng, None)
         found.append(drawn.prefix_weights.tolist())
     assert found[0] == found[1] != found[2]
@@ -319,7 +324,8 @@ def test_any_number_of_ranks_samples_the_same_completions_and_cuts_the_same_mini
 ):
     """With dynamic sampling, too, which samples further questions within a step, and trains on some
     of them."""
-    sampled, updates = [], []
+    sampled = []
+    updates = []
     for processes in (1, 3):
         words = (
             f"--model {small} --output_dir {processes} --algorithm dapo --minibatches 4 --lr 1e-3 "

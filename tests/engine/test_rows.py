@@ -119,7 +119,8 @@ def test_columns_may_be_named(write, row, words):
     ({"text": "a", "n": 1}, "the question and the answer", "question=NAME answer=NAME"),
 ])  # fmt: skip
 def test_a_missing_column_is_told_with_words_to_paste(write, row, what, named):
-    path, there = write([row]), ", ".join(row).replace("meta", "meta.x")
+    path = write([row])
+    there = ", ".join(row).replace("meta", "meta.x")
     with pytest.raises(UserError) as error:
         open_file(path, columns=["question=q"] if "q" in row else None)
     assert str(error.value) == (

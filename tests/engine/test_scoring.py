@@ -251,7 +251,8 @@ def stuck(hang):
 
 @pytest.mark.parametrize("hang", [sleeps, tries])
 def test_completions_on_which_a_reward_hangs_get_the_lowest_value_and_it_says_so(hang, capsys):
-    start, handler = time.monotonic(), signal.getsignal(signal.SIGALRM)
+    start = time.monotonic()
+    handler = signal.getsignal(signal.SIGALRM)
     assert judged(stuck(hang), "a", "xx", "abc", "x") == ([1.0, 0.0, 1.0, 0.0], 2)
     assert time.monotonic() - start < 20 and "longer than 0.2 s" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGALRM) == handler
@@ -385,7 +386,8 @@ def test_an_answer_is_found_as_the_accuracy_reads_it(reward, text, answer):
 def test_the_metrics_of_four_questions_by_hand():
     """The accuracy alone says which groups are all right (with different rewards) or all wrong.
     Tokens of which the sampler does not say how likely they were do not count in the entropy."""
-    accuracy, other = [[1, 2], [0, -1], [1, 0], [0, 0]], [[0, 1], [0, 0], [0, 1], [0, 1]]
+    accuracy = [[1, 2], [0, -1], [1, 0], [0, 0]]
+    other = [[0, 1], [0, 0], [0, 1], [0, 1]]
     logp = torch.tensor([-1.0, math.nan, -3.0, -5.0, math.nan, -3.0, -3.0, -3.0])[:, None]
     rollout = a_rollout(torch.tensor([accuracy, other]).float(), logp=logp)
     metrics = summarize(rollout, rollout.total, torch.arange(8))

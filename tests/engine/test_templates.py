@@ -79,7 +79,9 @@ def test_train_and_eval_judge_the_answer_after_the_thought_that_the_prompt_opene
     loaded, tmp_path, monkeypatch
 ):
     """A sampler answers every question rightly, then cut off, and so on."""
-    folder, out, data = tmp_path / "model", tmp_path / "out", tmp_path / "x.jsonl"
+    folder = tmp_path / "model"
+    out = tmp_path / "out"
+    data = tmp_path / "x.jsonl"
     model, tokenizer = loaded
     tokenizer.chat_template = "{{ messages[-1]['content'] + '<think>\\n' }}"
     model.save_pretrained(folder)

@@ -60,7 +60,9 @@ def test_what_vllm_cannot_sample_is_refused(options, word, monkeypatch):
 
 def test_each_completion_draws_by_its_seed_its_place_and_its_number(small, monkeypatch):
     """A stand-in for vLLM notes what it is asked. So any number of ranks samples the same."""
-    asked, seeds, llm = [], {}, MagicMock()
+    asked = []
+    seeds = {}
+    llm = MagicMock()
 
     def generate(requests, options, use_tqdm):
         asked[:] = zip([r["prompt_token_ids"] for r in requests], [o.seed for o in options])

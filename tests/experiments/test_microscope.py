@@ -51,7 +51,8 @@ SHIPPED = data_of(PAGE)
 def recorded():
     """(Seen, {name: the model whose log-probabilities were computed}). Three micro-batches: of 6, 6
     and 4 rows."""
-    models, logprobs = [], nano.logprobs
+    models = []
+    logprobs = nano.logprobs
 
     def noted(model, *own):
         models.append(deepcopy(model))
@@ -101,7 +102,8 @@ def computed(logp, old, ref, A):
     """What the formulas of GRPO give for the tokens of a completion."""
     logp.requires_grad_()
     weight = torch.full_like(old, 1 / (16 * len(old)))
-    ratio, r = (logp - old).exp(), ref - logp
+    ratio = (logp - old).exp()
+    r = ref - logp
     surrogate = torch.minimum(A * ratio, A * ratio.clamp(0.8, 1.2))
     kl = r.exp() - r - 1
     part = -weight * (surrogate - 0.04 * kl)
@@ -113,7 +115,10 @@ def computed(logp, old, ref, A):
 def test_the_numbers_of_the_page_are_those_of_the_formulas(recorded):
     """A, ρ, the clip, k3, the weights, the parts, their sum and its gradient: in float64."""
     seen, _ = recorded
-    losses, kept, clipped, moved = [0.0, 0.0], 0, 0, 0
+    losses = [0.0, 0.0]
+    kept = 0
+    clipped = 0
+    moved = 0
     for number in range(1, nano.Q + 1):
         page = page_data(seen, number)
         group = [c for c in page["completions"] for _ in range(c["count"])]
@@ -126,7 +131,8 @@ def test_the_numbers_of_the_page_are_those_of_the_formulas(recorded):
         kept += 2
         for c in group:
             assert len(c["passes"]) == (nano.MU if c["kept"] else 0)
-            before, after = column(c, "before"), column(c, "after")
+            before = column(c, "before")
+            after = column(c, "after")
             assert len(before) == len(after) == len(c["tokens"])
             moved += ((after - before).abs() > MOVED).sum()
             for one in c["passes"]:
@@ -196,7 +202,8 @@ def test_the_next_step_of_a_run_is_the_step_that_the_run_makes(options, tmp_path
     assert contents(run) == before
 
     [file] = Path(run, "checkpoint-000002").glob("*model.safetensors")
-    weights, saved = seen.model.state_dict(), load_file(file)
+    weights = seen.model.state_dict()
+    saved = load_file(file)
     for name, tensor in saved.items():
         own = name.removeprefix("base_model.model.")
         own = own.replace(".weight", ".default.weight") if own != name else own
@@ -350,7 +357,8 @@ def test_the_page_shows_the_numbers_of_each_token(browser):
 @needs_chromium
 @pytest.mark.parametrize("width, height", [(1280, 900), (390, 844)])
 def test_both_languages_say_the_same_numbers(browser, width, height):
-    page, texts = browser.open(f"{PAGE}#lang=zh", width, height), {}
+    page = browser.open(f"{PAGE}#lang=zh", width, height)
+    texts = {}
     places = "[...document.querySelectorAll('section')].map(s => s.getBoundingClientRect().left)"
     assert len(set(page.run(places))) == (2 if width > 900 else 1)
     for completion in range(len(SHIPPED["completions"])):

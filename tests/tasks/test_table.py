@@ -45,7 +45,8 @@ def test_the_first_reward_is_the_accuracy(name):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_run_gets_what_the_row_says_and_the_user_has_the_last_word(name, small):
-    task, words = TASKS[name], f"--dataset {name} --model {small} --algorithm ppo".split()
+    task = TASKS[name]
+    words = f"--dataset {name} --model {small} --algorithm ppo".split()
     options = open_run(words)[0].options
     for option in ("system_prompt", "max_new_tokens", "lr", "questions_per_step"):
         assert getattr(options, option) == getattr(task, option), option
@@ -57,7 +58,8 @@ def test_a_run_gets_what_the_row_says_and_the_user_has_the_last_word(name, small
 @pytest.mark.parametrize("name", ON_THE_HUB)
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_the_hub_is_asked_for_the_rows_split_and_columns(name, split, monkeypatch):
-    hub, row = TASKS[name].source, {"question": "1+1", "answer": "2", "level": 3}
+    hub = TASKS[name].source
+    row = {"question": "1+1", "answer": "2", "level": 3}
     columns = {hub.question: "1+1", hub.answer: "2", "level": 3}
     ask = MagicMock(return_value=datasets.Dataset.from_list([columns]))
     monkeypatch.setattr(datasets, "load_dataset", ask)

@@ -55,9 +55,11 @@ def test_a_tenth_of_all_questions_is_held_out(monkeypatch):
 ])
 def test_a_shipped_base_model_is_the_one_that_the_code_makes(kind, folder, parameters):
     """The same tokenizer and shape; its loss is near the least that guesses allow."""
-    tokenizer, loaded = toy_model.make_tokenizer(kind), AutoTokenizer.from_pretrained(folder)
+    tokenizer = toy_model.make_tokenizer(kind)
+    loaded = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
-    made, shipped = toy_model.make_config(tokenizer).to_dict(), model.config.to_dict()
+    made = toy_model.make_config(tokenizer).to_dict()
+    shipped = model.config.to_dict()
     for name in ("num_hidden_layers", "rope_parameters", "eos_token_id"):
         assert shipped[name] == made[name]
     assert model.dtype == torch.float32 and model.num_parameters() == parameters

@@ -6,13 +6,13 @@ import contextlib
 import pytest
 import torch
 
-import train
 from engine.base import files
 from engine.base.errors import UserError
 from engine.model import networks
 from engine.run.metrics import group_gap
 from tasks import toy
 from tasks.table import TASKS
+from tests.engine.runs import run, written
 from tests.training import a_rollout
 from tools import doctor
 from tools.doctor import main
@@ -85,16 +85,26 @@ def once(usual, value):
     return [usual] * 9 + [value]
 
 
-FALLS, RISES = change(0.3, 0.1), change(0.1, 0.8)
-CUT, LARGE, BELOW = "Answers are cut off", "The updates are too large", "The run ends below its"
-STILL, AWAY = "The updates hardly move", "The clip takes the gradient away"
-NOISE, ALIKE = "The samples are noise", "The samples are all alike"
-NO_ANSWER, HARD = "In most completions no answer is found", "The questions are too hard"
-WRONG, EASY = "The reward pays wrong answers", "The questions are too easy"
-GAMED, COLLAPSES = "Another reward is gamed", "The entropy collapses"
+FALLS = change(0.3, 0.1)
+RISES = change(0.1, 0.8)
+CUT = "Answers are cut off"
+LARGE = "The updates are too large"
+BELOW = "The run ends below its"
+STILL = "The updates hardly move"
+AWAY = "The clip takes the gradient away"
+NOISE = "The samples are noise"
+ALIKE = "The samples are all alike"
+NO_ANSWER = "In most completions no answer is found"
+HARD = "The questions are too hard"
+WRONG = "The reward pays wrong answers"
+EASY = "The questions are too easy"
+GAMED = "Another reward is gamed"
+COLLAPSES = "The entropy collapses"
 ALWAYS = "A question is always right or always"
-HOT, COLD = {"temperature": 1.3}, {"temperature": 0.6}
-GSPO, TWICE = {"options": {"algorithm": "gspo"}}, {"options": {"mu": 2}}
+HOT = {"temperature": 1.3}
+COLD = {"temperature": 0.6}
+GSPO = {"options": {"algorithm": "gspo"}}
+TWICE = {"options": {"mu": 2}}
 
 
 @pytest.mark.parametrize("name, healthy, faulty, what, more", [
@@ -249,27 +259,24 @@ def test_a_healthy_run_and_a_folder_without_a_run(tmp_path, capsys):
 # --- real runs ---
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A folder with the rewards and with questions of the toy."""
-    folder = tmp_path_factory.mktemp("doctor")
-    (folder / "own.py").write_text(OWN)
-    files.write(folder / "questions.jsonl", files.as_lines(map(toy.question, range(400))))
-    return folder
-
-
 @pytest.fixture
-def found(folder, tmp_path, small, undrawn):
-    """found(words of the command line) → what the doctor finds in this run."""
+def found(tmp_path, small, undrawn, capsys):
+    """found(words of the command line) → what the doctor finds in this run. At its end, also if it
+    stops, train.py says the first finding."""
+    (tmp_path / "own.py").write_text(OWN)
+    data = written(tmp_path / "questions.jsonl", map(toy.question, range(400)))
+    usual = ("--algorithm grpo --questions_per_step 2 --group_size 8 --steps 10 --lr 3e-4 "
+             f"--minibatches 2 --max_new_tokens 40 --dataset {data} --rewards toy_accuracy ")
+
     def found(words, model=small):
-        usual = (
-            f"--model {model} --dataset {folder}/questions.jsonl --output_dir {tmp_path}/run "
-            "--algorithm grpo --questions_per_step 2 --group_size 8 --steps 10 --lr 3e-4 "
-            "--minibatches 2 --max_new_tokens 40 --rewards toy_accuracy ")
-        words = (usual + words.replace("own:", f"{folder}/own.py:")).split()
+        own = words.replace("own:", f"{tmp_path}/own.py:")
         with contextlib.suppress(UserError):  # if the run stops, because it failed too often
-            train.main(words)
-        return doctor.diagnosis(tmp_path / "run")[0]
+            run(model, tmp_path / "run", usual + own)
+        findings = doctor.diagnosis(tmp_path / "run")[0]
+        said = capsys.readouterr().out
+        assert not findings or said.endswith(
+            f"\n{findings[0]} More: python tools/doctor.py {tmp_path}/run\n")
+        return findings
 
     return found
 
@@ -279,7 +286,8 @@ def found(folder, tmp_path, small, undrawn):
     ("--steps 1 --rewards own:one", WRONG), ("--steps 1 --max_new_tokens 2", CUT),
     ("--steps 1 --rewards own:fails_on_thoughts", "A reward function fails"),
     ("--steps 1 --algorithm cppo --keep own:none", "No completion is kept"),
-    ("--steps 2 --algorithm cppo", None),
+    ("--steps 2 --rewards own:zero", "The reward never fires"),
+    ("--lr 1e9 --rewards own:even", "Updates are skipped"), ("--steps 2 --algorithm cppo", None),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
         ("--max_new_tokens 12 --steps 16", CUT), ("--temperature 3", NOISE),
         ("--temperature 0.05 --rewards own:even", ALIKE),
@@ -293,17 +301,6 @@ def found(folder, tmp_path, small, undrawn):
 ])
 def test_a_fault_is_named_first(words, what, found):
     named_first(found(words), what)
-
-
-@pytest.mark.parametrize("words, what", [
-    ("--steps 2 --rewards own:zero", "The reward never fires"),
-    ("--lr 1e9 --rewards own:even", "Updates are skipped"),
-])
-def test_train_says_the_first_at_its_end_also_if_it_stops(words, what, found, capsys, tmp_path):
-    findings = found(words)
-    named_first(findings, what)
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"{findings[0]} More: python tools/doctor.py {tmp_path}/run"
 
 
 @pytest.mark.slow
