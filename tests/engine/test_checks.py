@@ -42,6 +42,7 @@ BAD = [  # each is refused, and the sentence names an option or a value of it
     "--rewards x.py:f", "--dataset gsm9k",
     "--dataset nowhere.jsonl", "--model ./nowhere", "--resume", "--resume --output_dir nowhere",
     "--recipe nowhere.yaml", "--prunning_rate 0.5", "--output_dir mine/by_length.py/run",
+    "--output_dir mine/by_length.py", "--dataset arithmetic", "--eval_dataset math",
     "--keep mine/by_length.py:rule",  # the file has no such function
     "--model mine",  # adapters: transformers would load them frozen
     "--algorithm gspo --shortest_prefix 0",

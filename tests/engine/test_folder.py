@@ -87,13 +87,6 @@ def test_a_file_system_without_locks_does_not_keep_a_run_from_its_work(
 # --- whose a folder is ---
 
 
-@pytest.mark.parametrize("name", ["file", "file/run"])
-def test_a_file_in_place_of_the_folder_is_refused(tmp_path, name):
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=f"{name} of the run cannot be made .*--output_dir"):
-        train.main(["--output_dir", str(tmp_path / name)])
-
-
 def test_a_run_without_output_dir_takes_the_first_free_number(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("runs/toy-cppo-2").mkdir(parents=True)

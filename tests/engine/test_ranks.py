@@ -56,7 +56,7 @@ def fixed(folder, algorithm, shard, checkpoint_of=None, device=CPU, **options):
     Algorithm. options: of train.py."""
     config, algorithm = config_of({
         "algorithm": algorithm, "model": "toy", "lr": 1e-3, "beta": 0.04, "shard": shard,
-        "gradient_checkpointing": shard == "full", "minibatches": 1, **options,
+        "gradient_checkpointing": shard == "full", "minibatches": 1, "dtype": "float32", **options,
     })
     saved = str(checkpoint.newest(checkpoint_of)) if checkpoint_of else None
     networks = build(config, algorithm, folder, device, saved)

@@ -96,11 +96,11 @@ def test_the_columns_of_published_data_sets_are_found(write, row, question, answ
     assert found.get("system_prompt") == ("Be kind." if answer == "solution" else None)
 
 
-ODD = {"Frage": "Q", "meta": {"final": {"number": 3.0}, "level": 3}, "a b": "3"}
+ODD = {"Frage": "Q", "meta": {"final": {"number": 3.0}, "level": 3}}
 
 
 @pytest.mark.parametrize("row, words", [
-    (ODD, "question=Frage,answer=meta.final.number"), (ODD, "answer=a b,question=Frage"),
+    (ODD, "question=Frage,answer=meta.final.number"),
     ({"question": "Q", "answer": "2", "a": "3"}, "answer=a"),  # the other one is looked for
     ({"chat": chat("Q"), "answer": "3"}, "question=chat"),
     ({"meta.q": "Q", "meta.a": "3"}, "question=meta.q,answer=meta.a"),

@@ -18,7 +18,7 @@ from experiments.library.toy_model import make_tokenizer
 from tasks.table import TASKS, Hub, Task, task_of
 
 ON_THE_HUB = [name for name, task in TASKS.items() if isinstance(task.source, Hub)]
-IN_WORDS = [name for name, task in TASKS.items() if not task.base]
+
 # the forms that rewards read
 ANSWERS = ["<answer>{}</answer>", "{}", "\\boxed{{{}}}", "```python\nprint({})\n```"]
 
@@ -73,13 +73,12 @@ def test_a_file_has_the_settings_of_gsm8k():
     assert task_of("mine.jsonl") == Task() == task
 
 
-@pytest.mark.parametrize("name", IN_WORDS)
+@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if not task.base])
 def test_the_toy_is_not_asked_in_words(name):
-    """Its model knows no letters; `--model` is `toy` unless another is named."""
-    for main, option in [
-        (open_run, "--dataset"), (open_run, "--eval_dataset"), (evaluation.main, "--benchmark")]:
-        with pytest.raises(UserError, match=f"{name} .*--model"):
-            main([option, name])
+    """Its model knows no letters; `--model` is `toy` unless another is named. (Of train.py:
+    tests/engine/test_checks.py)"""
+    with pytest.raises(UserError, match=f"{name} .*--model"):
+        evaluation.main(["--benchmark", name])
 
 
 @pytest.mark.parametrize("line, message", [
