@@ -63,9 +63,8 @@ def test_an_adapter_on_the_head_is_refused(loaded, tmp_path):
 
 @pytest.fixture
 def folder(small, tmp_path):
-    """(a folder with a model, its tensors), to be damaged."""
-    shutil.copytree(small, tmp_path / "model")
-    return tmp_path / "model", load_file(tmp_path / "model/model.safetensors")
+    """A folder with a model, to be damaged."""
+    return shutil.copytree(small, tmp_path / "model")
 
 
 @pytest.mark.parametrize("norm, reason", [
@@ -73,7 +72,7 @@ def folder(small, tmp_path):
     ({"model.norm.weight": torch.ones(60)}, "cannot be loaded"), ({}, "lack model.norm.weight"),
 ], ids=range(3))  # fmt: skip
 def test_weights_that_are_damaged_or_lack_something_are_refused(folder, norm, reason):
-    folder, tensors = folder
+    tensors = load_file(folder / "model.safetensors")
     del tensors["model.norm.weight"]
     save_file(tensors | norm, folder / "model.safetensors", {"format": "pt"})
     refused(folder, reason)
@@ -81,8 +80,8 @@ def test_weights_that_are_damaged_or_lack_something_are_refused(folder, norm, re
 
 @pytest.mark.parametrize("missing", ["model.safetensors", "config.json", "tokenizer.json"])
 def test_a_folder_that_lacks_a_file_is_refused(folder, missing):
-    (folder[0] / missing).unlink()
-    refused(folder[0], missing.split(".")[0])
+    (folder / missing).unlink()
+    refused(folder, missing.split(".")[0])
 
 
 class Program:
@@ -91,7 +90,7 @@ class Program:
 
 
 def test_pickled_weights_are_loaded_if_they_are_tensors_and_never_run(folder, tmp_path):
-    folder, tensors = folder
+    tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save(tensors, folder / "pytorch_model.bin")
     load_model(str(folder), CPU)
@@ -103,7 +102,6 @@ def test_pickled_weights_are_loaded_if_they_are_tensors_and_never_run(folder, tm
 
 def test_code_that_a_model_brings_is_never_run_and_nobody_is_asked(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question on the terminal"))
-    folder, _ = folder
     (folder / "mine.py").write_text(f"open({str(tmp_path / 'it ran')!r}, 'w')\nclass C: pass\n")
     config = json.loads((folder / "config.json").read_text()) | {"model_type": "mine"}
     config["auto_map"] = {"AutoConfig": "mine.C", "AutoModelForCausalLM": "mine.C"}

@@ -17,8 +17,6 @@ from engine.scoring.score import REWARDS
 from experiments.library.toy_model import make_tokenizer
 from tasks.table import TASKS, Hub, Task, task_of
 
-ON_THE_HUB = [name for name, task in TASKS.items() if isinstance(task.source, Hub)]
-
 # the forms that rewards read
 ANSWERS = ["<answer>{}</answer>", "{}", "\\boxed{{{}}}", "```python\nprint({})\n```"]
 
@@ -55,8 +53,8 @@ def test_a_run_gets_what_the_row_says_and_the_user_has_the_last_word(name, small
     assert open_run([*words, "--lr", "0.5"])[0].options.lr == 0.5
 
 
-@pytest.mark.parametrize("name", ON_THE_HUB)
 @pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("name", [name for name in TASKS if isinstance(TASKS[name].source, Hub)])
 def test_the_hub_is_asked_for_the_rows_split_and_columns(name, split, monkeypatch):
     hub = TASKS[name].source
     row = {"question": "1+1", "answer": "2", "level": 3}
@@ -73,7 +71,7 @@ def test_a_file_has_the_settings_of_gsm8k():
     assert task_of("mine.jsonl") == Task() == task
 
 
-@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if not task.base])
+@pytest.mark.parametrize("name", [name for name in TASKS if not TASKS[name].base])
 def test_the_toy_is_not_asked_in_words(name):
     """Its model knows no letters; `--model` is `toy` unless another is named. (Of train.py:
     tests/engine/test_checks.py)"""
