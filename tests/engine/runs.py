@@ -1,10 +1,15 @@
-"""What tests of whole runs share: files of questions, runs of train.py in this process, and a free
-port."""
+"""What tests of whole runs share: the project's folder, files of questions, runs of train.py in
+this process, and what other processes need."""
 
+import os
 import socket
+from pathlib import Path
 
 import train
 from engine.base import files
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 def run(model, folder, words=""):

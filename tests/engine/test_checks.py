@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,9 +17,8 @@ from engine.run.config import Config, config_of, open_run
 from engine.run.interrupt import in_one_sentence
 from tasks import toy
 from tasks.table import TASKS
-from tests.engine.runs import run, sums, written
+from tests.engine.runs import ROOT, run, sums, written
 
-ROOT = Path(__file__).parents[2]
 RULES = ROOT / "examples/my_rule.py"
 NAMES = (ROOT / "docs/names.md").read_text(encoding="utf-8")
 ENDED = re.findall(r"^\| `(\w+)` ", NAMES.partition("## Options that ended")[2], re.MULTILINE)

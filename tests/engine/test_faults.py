@@ -18,15 +18,11 @@ import pytest
 import torch
 
 from engine.run import checkpoint
-from tests.engine.runs import free_port, metrics_of
+from tests.engine.runs import ENVIRONMENT, free_port, metrics_of
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 STEPS = 6
-
-
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 def command(small, words="", *, faults=(), restarts=0, steps=STEPS, where=None):

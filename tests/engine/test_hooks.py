@@ -2,7 +2,6 @@
 
 import json
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,12 +14,12 @@ from engine.run.config import algorithm_with, config_of
 from engine.run.hooks import Hooks, load_hooks
 from examples import my_curriculum, my_metrics
 from records import Step
-from tests.engine.runs import go_on, metrics_of, run, sums, written
+from tests.engine.runs import ROOT, go_on, metrics_of, run, sums, written
 from tests.test_train import stop_after
 from tests.training import a_rollout
 
 pytestmark = pytest.mark.usefixtures("undrawn")
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 def go(small, folder, hooks, words=""):

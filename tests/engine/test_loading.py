@@ -27,10 +27,9 @@ from engine.model import folders
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
 from engine.run.shapes import skeleton
+from tests.engine.runs import ROOT
 from tests.engine.test_logprobs import SIZES, make
 from tests.training import CPU
-
-ROOT = Path(__file__).parents[2]
 
 
 def refused(folder, reason):

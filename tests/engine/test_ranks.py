@@ -9,7 +9,6 @@ import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,13 +30,11 @@ from engine.run.state import State
 from family.gdpo import decoupled_advantages
 from records import Batch
 from rollout import sample_and_score
-from tests.engine.runs import free_port, sums, written
+from tests.engine.runs import ENVIRONMENT, ROOT, free_port, sums, written
 from tests.examples import seeded
-from tests.training import a_rollout, minibatches_of
+from tests.training import CPU, a_rollout, minibatches_of
 from update import Limits, compute_minibatch, gradient, update
 
-ROOT = Path(__file__).parents[2]
-CPU = torch.device("cpu")
 # how six fixed completions are shared out to one rank and to two: by unequal numbers and tokens,
 # all to one. A rank has the parts r, r + world size …
 SHARES = {
@@ -175,9 +172,8 @@ def saved_update(networks, algorithm, run_dir, step):
 def torchrun(*arguments, ranks=2, timeout=120, cwd=ROOT):
     launch = f"-m torch.distributed.run --standalone --nproc-per-node {ranks}".split()
     command = [sys.executable, *launch, *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=environment
+        command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=ENVIRONMENT
     )
 
 

@@ -19,10 +19,10 @@ import pytest
 
 from judges import sandbox
 from judges.sandbox import protections, run_many, run_python
+from tests.engine.runs import ROOT
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 HOME = Path.home()
 LINUX = sys.platform == "linux"
 on_linux = pytest.mark.skipif(not LINUX, reason="Linux's ways")

@@ -10,10 +10,10 @@ import pytest
 
 from engine.base import files
 from engine.base.errors import UserError
+from tests.engine.runs import ROOT
 from tests.test_eval import go
 from tools.compare import main
 
-ROOT = Path(__file__).parents[2]
 FEW = '{"question": "1", "answer": "1", '
 
 
