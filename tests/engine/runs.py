@@ -1,7 +1,6 @@
 """What tests of whole runs share: the project's folder, files of questions, runs of train.py in
 this process, and what other processes need."""
 
-import os
 import socket
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import train
 from engine.base import files
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}  # beside that of this process
 
 
 def run(model, folder, words=""):

@@ -38,8 +38,8 @@ def command(small, words="", *, faults=(), restarts=0, steps=STEPS, where=None):
 
 def finished(words, folder):
     """(exit code, what was said) of a program that is called in this folder."""
-    done = subprocess.run(
-        words, capture_output=True, text=True, timeout=240, cwd=folder, env=ENVIRONMENT)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, cwd=folder,
+                          env=os.environ | ENVIRONMENT)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -137,7 +137,7 @@ def test_two_nodes_train_as_one_node_with_two_devices(small, undisturbed, tmp_pa
     agents = []
     for rank in (0, 1):
         words = command(small, "--shard full", where=f"{nodes} --node-rank {rank}")
-        agents.append(subprocess.Popen(words, cwd=tmp_path, env=ENVIRONMENT))
+        agents.append(subprocess.Popen(words, cwd=tmp_path, env=os.environ | ENVIRONMENT))
     assert [agent.wait(timeout=240) for agent in agents] == [0, 0]
     assert_about_the_same(metrics_of(tmp_path / "run"), metrics_of(undisturbed / "run"))
 

@@ -172,9 +172,8 @@ def saved_update(networks, algorithm, run_dir, step):
 def torchrun(*arguments, ranks=2, timeout=120, cwd=ROOT):
     launch = f"-m torch.distributed.run --standalone --nproc-per-node {ranks}".split()
     command = [sys.executable, *launch, *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=ENVIRONMENT
-    )
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd,
+                          env=os.environ | ENVIRONMENT)
 
 
 def ranks_do(*arguments, **options):
