@@ -35,6 +35,14 @@ def loaded(small):
     return load_model(small, torch.device("cpu"))
 
 
+@pytest.fixture(scope="module")
+def undrawn():
+    """Runs leave out their picture, which takes longer than a few steps of the toy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.run.curves.curves", lambda *_: None)
+        yield
+
+
 LONGEST = ("test_main_job", "test_notebooks", "test_ranks", "test_train", "test_checkpoint")
 
 

@@ -35,6 +35,8 @@ from tasks.table import task_of
 from tests.examples import named
 from tests.training import CPU, LONGEST, logprobs, networks_around, stepper
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 # --- one step ---
 
 

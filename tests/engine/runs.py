@@ -1,7 +1,14 @@
-"""What tests of whole runs share: files of questions, and runs of train.py in this process."""
+"""What tests of whole runs share: the project's folder, files of questions, runs of train.py in
+this process, and what other processes need."""
+
+import socket
+from pathlib import Path
 
 import train
 from engine.base import files
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}  # beside that of this process
 
 
 def run(model, folder, words=""):
@@ -33,3 +40,10 @@ def written(path, rows):
 def sums(count):
     """Rows of so many questions that the toy can read: 0+1=?, 1+1=?, …"""
     return [{"question": f"{i}+1=?", "answer": str(i + 1)} for i in range(count)]
+
+
+def free_port():
+    """A port of this machine that no program uses."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]

@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,9 +17,8 @@ from engine.run.config import Config, config_of, open_run
 from engine.run.interrupt import in_one_sentence
 from tasks import toy
 from tasks.table import TASKS
-from tests.engine.runs import run, sums, written
+from tests.engine.runs import ROOT, run, sums, written
 
-ROOT = Path(__file__).parents[2]
 RULES = ROOT / "examples/my_rule.py"
 NAMES = (ROOT / "docs/names.md").read_text(encoding="utf-8")
 ENDED = re.findall(r"^\| `(\w+)` ", NAMES.partition("## Options that ended")[2], re.MULTILINE)
@@ -42,6 +40,7 @@ BAD = [  # each is refused, and the sentence names an option or a value of it
     "--rewards x.py:f", "--dataset gsm9k",
     "--dataset nowhere.jsonl", "--model ./nowhere", "--resume", "--resume --output_dir nowhere",
     "--recipe nowhere.yaml", "--prunning_rate 0.5", "--output_dir mine/by_length.py/run",
+    "--output_dir mine/by_length.py", "--dataset arithmetic", "--eval_dataset math",
     "--keep mine/by_length.py:rule",  # the file has no such function
     "--model mine",  # adapters: transformers would load them frozen
     "--algorithm gspo --shortest_prefix 0",
@@ -69,21 +68,19 @@ def test_bad_input_is_refused_in_one_sentence_before_any_work(words, tmp_path, m
     assert "\n" not in str(error.value) and os.listdir() == ["mine"]  # nothing was begun
 
 
-@pytest.mark.parametrize("words, meant", [
-    ("--algorithm gprpo", "grpo"), ("--keep largest_ab", "largest_abs"),
-    ("--eval_dataset maths", "math"), ("--rewards format_rewards:2", "format_reward"),
-])  # fmt: skip
-def test_a_name_that_is_nearly_right_leads_to_the_right_one(words, meant):
-    with pytest.raises(UserError, match=rf"unknown .*: did you mean {meant}\?"):
-        open_run(words.split())
-
-
-@pytest.mark.parametrize("words", [
-    "--dataset toy_code --eval_dataset toy", "--dataset mine.jsonl --eval_dataset toy_code"])
-def test_the_toy_is_not_evaluated_where_it_has_another_base_model(words, tmp_path, monkeypatch):
+@pytest.mark.parametrize("words, said", [
+    ("--algorithm gprpo", r"unknown .*: did you mean grpo\?"),
+    ("--keep largest_ab", r"unknown .*: did you mean largest_abs\?"),
+    ("--eval_dataset maths", r"unknown .*: did you mean math\?"),
+    ("--rewards format_rewards:2", r"unknown .*: did you mean format_reward\?"),
+    # the toy has another base model there
+    ("--dataset toy_code --eval_dataset toy", "leave out --eval_dataset"),
+    ("--dataset mine.jsonl --eval_dataset toy_code", "leave out --eval_dataset"),
+])
+def test_a_sentence_says_what_to_write_instead(words, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "mine.jsonl", sums(1))
-    with pytest.raises(UserError, match="leave out --eval_dataset"):
+    with pytest.raises(UserError, match=said):
         open_run(words.split())
 
 
@@ -135,19 +132,18 @@ def test_what_the_user_can_change_ends_a_run_in_one_sentence(error, words, tmp_p
 
 def test_a_long_message_is_cut_between_two_words():
     cut = one_line(ValueError("no\nanswer" + 99 * " https://example.org"))
-    assert cut.startswith("ValueError: no answer https://example.org ") and len(cut) < 320
-    assert set(cut.split()[3:]) == {"https://example.org", "…"} and cut.endswith(" …")
-    assert one_line(ValueError("short")) == "ValueError: short"
+    assert re.fullmatch(r"ValueError: no answer( https://example\.org){5,} …", cut)
+    assert len(cut) < 320 and one_line(ValueError("short")) == "ValueError: short"
 
 
-@pytest.mark.parametrize("words, option", [
-    ("--lora 4", "--lora"), ("--temperature 0.5", "--temperature"),
-    *((words, None) for words in ["", "--plan", "--lora 4 --lr 1e-5", "--algorithm gfpo"]),
-])
-def test_an_option_that_surprises_is_noted_and_no_other(words, option):
+@pytest.mark.parametrize("words, options", [
+    ("--lora 4", ["--lora"]), ("--temperature 0.5", ["--temperature"]),
+    ("--plan", []), ("--lora 4 --lr 1e-5", []), ("--algorithm gfpo", []),
+])  # fmt: skip
+def test_an_option_that_surprises_is_noted_and_no_other(words, options):
     config, _ = config_of(given(Config, words.split()))
     notes = notes_on_options(config.options)
-    assert [note.split()[0].strip(":") for note in notes] == [option] * bool(option)
+    assert [note.split()[0].strip(":") for note in notes] == options
     # a resumed run reads its options with all values filled in
     again, _ = config_of(flat(config))
     assert notes_on_options(again.options) == notes
@@ -158,9 +154,8 @@ def test_each_layer_wins_over_those_before_it(tmp_path):
     the run that is resumed: test_folder.py."""
     (tmp_path / "recipe.yaml").write_text("beta: 0.5\nmu: 3\n")
     words = f"--algorithm gspo --dataset math --model {toy.BASE} --recipe {tmp_path}/recipe.yaml"
-    o = config_of(given(Config, f"{words} --mu 5 --lr 1".split()))[0].options
-    task, row = TASKS["math"], ALGORITHMS["gspo"]
+    o = open_run(f"{words} --mu 5".split())[0].options
+    task = TASKS["math"]
+    row = ALGORITHMS["gspo"]
     assert (o.seed, o.epochs, o.rewards) == (42, task.epochs, list(task.rewards))
-    assert (o.clip_high, o.minibatches, o.beta, o.mu, o.lr) == (row.clip_high, 4, 0.5, 5, 1.0)
-    usual = config_of({})[0].options
-    assert (usual.pruning_rate, usual.keep) == (0.75, "largest_abs")
+    assert (o.clip_high, o.minibatches, o.beta, o.mu) == (row.clip_high, 4, 0.5, 5)

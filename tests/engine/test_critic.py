@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from algorithms import resolve
 from engine.model.critic import Critic, estimate
@@ -37,13 +38,14 @@ def test_the_value_before_a_token_is_the_heads_of_the_hidden_state_one_column_be
     """One unpadded row at a time, through the policy's own backbone, of which the critic's starts
     as a copy."""
     model, critic, batch = three
-    values, lengths = critic(batch), batch.mask.sum(1).tolist()
+    values = critic(batch)
+    lengths = batch.mask.sum(1).tolist()
     assert values.dtype == torch.float32 and len(set(map(len, batch.prompts))) > 1
     for prompt, tokens, n, row in zip(batch.prompts, batch.tokens.tolist(), lengths, values):
         whole = torch.tensor([prompt + tokens[:n]])
         states = model(whole, output_hidden_states=True).hidden_states[-1][0]
         expected = states[len(prompt) - 1 : -1] @ critic.head.weight[0] + 0.3
-        torch.testing.assert_close(row[:n], expected, rtol=1e-4, atol=1e-5)
+        assert_close(row[:n], expected, rtol=1e-4, atol=1e-5)
         assert (row[n:] == 0).all()
 
 
@@ -56,13 +58,13 @@ def test_the_head_is_computed_in_float32_whatever_the_backbone_is(three):
         states, _, places = completion_states(critic.backbone, batch)
     exact = states.double() @ critic.head.weight[0].double() + critic.head.bias.double()
     found = critic(batch).flatten()[places].double()
-    torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-6)
+    assert_close(found, exact, rtol=1e-5, atol=1e-6)
 
 
 def test_the_critic_starts_as_a_copy_of_the_policys_backbone_with_weights_of_its_own(loaded):
     model, _ = loaded
     critic = first_critic(Policy(model))
-    torch.testing.assert_close(critic.backbone.state_dict(), model.base_model.state_dict())
+    assert_close(critic.backbone.state_dict(), model.base_model.state_dict())
     of_policy, own = ({p.data_ptr() for p in network.parameters()} for network in (model, critic))
     assert not own & of_policy and all(p.requires_grad for p in critic.parameters())
 
@@ -84,8 +86,8 @@ def test_estimate_is_that_of_the_whole_batch_although_it_is_cut(three, beta):
     advantages = whiten(raw, batch.mask)
     for rows, minibatch in zip(cut, minibatches):
         longest = minibatch.tokens.shape[1]
-        torch.testing.assert_close(minibatch.advantages, advantages[rows, :longest])
-        torch.testing.assert_close(minibatch.returns, returns[rows, :longest])
+        assert_close(minibatch.advantages, advantages[rows, :longest])
+        assert_close(minibatch.returns, returns[rows, :longest])
 
 
 # --- one update ---
@@ -105,21 +107,25 @@ def test_updates_of_policy_and_critic_equal_those_of_a_plain_loop(three):
     plain, plain_critic = copy.deepcopy((model, critic))
     A, R, *noise = randn(4, *batch.tokens.shape, seed=6)
     with torch.no_grad():  # far enough from the present ones that both clips act at once
-        old_logp, V_old = logprobs(model, batch) + 0.3 * noise[0], critic(batch) + 0.3 * noise[1]
+        old_logp = logprobs(model, batch) + 0.3 * noise[0]
+        V_old = critic(batch) + 0.3 * noise[1]
     given = replace(batch, advantages=A, returns=R, old_logp=old_logp, old_values=V_old)
     limits = Limits(micro_batch_tokens=40, max_grad_norm=0.1)
     assert len(cut_into_micro_batches(given, limits.micro_batch_tokens, Policy(model))) > 1
     stats = updated(model, adamw(model, critic), [with_reference(given, model)], resolve("ppo"),
                     critic=critic, limits=limits)
 
-    optimizer, seen = adamw(plain, plain_critic), []
+    optimizer = adamw(plain, plain_critic)
+    seen = []
     for _ in range(4):
-        ratio, V = (Policy(plain).logprobs(batch) - old_logp).exp(), plain_critic(batch)
+        ratio = (Policy(plain).logprobs(batch) - old_logp).exp()
+        V = plain_critic(batch)
         gains = torch.minimum(ratio * A, ratio.clamp(0.8, 1.2) * A)
         near = torch.maximum(torch.minimum(V, V_old + 0.2), V_old - 0.2)
         errors = torch.maximum((V - R) ** 2, (near - R) ** 2)
         assert (gains < ratio * A).any() and (errors > (V - R) ** 2).any()
-        loss, value_loss = -gains[batch.mask].mean(), errors[batch.mask].mean() / 2
+        loss = -gains[batch.mask].mean()
+        value_loss = errors[batch.mask].mean() / 2
         optimizer.zero_grad()
         (loss + value_loss).backward()  # they share no weights
         norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
@@ -127,10 +133,10 @@ def test_updates_of_policy_and_critic_equal_those_of_a_plain_loop(three):
         optimizer.step()
         seen.append(torch.stack([loss, value_loss, norm]).detach())
     found = torch.tensor([stats[name] for name in ("loss", "value_loss", "grad_norm")])
-    torch.testing.assert_close(found, torch.stack(seen).mean(0), rtol=1e-3, atol=1e-4)
+    assert_close(found, torch.stack(seen).mean(0), rtol=1e-3, atol=1e-4)
     assert stats["kl"] > 0  # a reference is there, and reported, but not in the loss
     for ours, theirs in ((model, plain), (critic, plain_critic)):
-        torch.testing.assert_close(weights_of(ours), weights_of(theirs), rtol=1e-3, atol=2e-5)
+        assert_close(weights_of(ours), weights_of(theirs), rtol=1e-3, atol=2e-5)
 
 
 def test_where_the_critics_update_is_not_finite_the_policys_is_skipped_too(three):

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,15 +18,11 @@ import pytest
 import torch
 
 from engine.run import checkpoint
-from tests.engine.runs import metrics_of
+from tests.engine.runs import ENVIRONMENT, free_port, metrics_of
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 STEPS = 6
-
-
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 def command(small, words="", *, faults=(), restarts=0, steps=STEPS, where=None):
@@ -43,8 +38,8 @@ def command(small, words="", *, faults=(), restarts=0, steps=STEPS, where=None):
 
 def finished(words, folder):
     """(exit code, what was said) of a program that is called in this folder."""
-    done = subprocess.run(
-        words, capture_output=True, text=True, timeout=240, cwd=folder, env=ENVIRONMENT)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, cwd=folder,
+                          env=os.environ | ENVIRONMENT)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -138,15 +133,11 @@ def test_on_a_full_disk_the_checkpoint_before_stays_and_the_run_goes_on(small, t
 
 def test_two_nodes_train_as_one_node_with_two_devices(small, undisturbed, tmp_path):
     """Two agents of torchrun, with a process each, which share the weights out."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    nodes = "--nnodes 2 --nproc-per-node 1 --master-addr 127.0.0.1"
+    nodes = f"--nnodes 2 --nproc-per-node 1 --master-addr 127.0.0.1 --master-port {free_port()}"
     agents = []
     for rank in (0, 1):
-        where = f"{nodes} --master-port {port} --node-rank {rank}"
-        words = command(small, "--shard full", where=where)
-        agents.append(subprocess.Popen(words, cwd=tmp_path, env=ENVIRONMENT))
+        words = command(small, "--shard full", where=f"{nodes} --node-rank {rank}")
+        agents.append(subprocess.Popen(words, cwd=tmp_path, env=os.environ | ENVIRONMENT))
     assert [agent.wait(timeout=240) for agent in agents] == [0, 0]
     assert_about_the_same(metrics_of(tmp_path / "run"), metrics_of(undisturbed / "run"))
 
@@ -163,7 +154,8 @@ if __name__ == "__main__":
         "save": (checkpoint, "tensors_of"),
     }
     signals = {"kill": signal.SIGKILL, "preempt": signal.SIGTERM}
-    start, now = os.environ["TORCHELASTIC_RESTART_COUNT"], {"step": 0}
+    start = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    now = {"step": 0}
     train_step = train.train_step
 
     def noting(networks, *words):
@@ -176,7 +168,8 @@ if __name__ == "__main__":
 
     def arm(effect, place, *where):
         owner, name = places[place]
-        real, fired = getattr(owner, name), []
+        real = getattr(owner, name)
+        fired = []
 
         def faulty(*words, **options):
             if fired or where != (str(ranks.rank()), str(now["step"]), start):

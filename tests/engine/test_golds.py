@@ -7,6 +7,8 @@ from engine.scoring.golds import notes_on_golds, winnable
 from engine.scoring.score import REWARDS, Reward
 from tests.engine.runs import run, sums, written
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 @pytest.mark.parametrize("name, golds, expected", [
     ("gsm8k_accuracy", "18 | Ann has 9. #### 18 | 1,234 | B | -3/4 | $5", True),

@@ -2,9 +2,9 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.engine.runs import ROOT
+
 HEAVY = [
     "transformers", "torch._dynamo", "torch.distributed.fsdp", "sympy",
     "torch.distributed.checkpoint", "torch.distributed.tensor", "matplotlib", "datasets", "peft",

@@ -31,11 +31,10 @@ from engine.model import folders
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import fuse_norms, load_model
 from engine.run.shapes import skeleton
+from tests.engine.runs import ROOT
 from tests.engine.test_logprobs import SIZES, make
 from tests.examples import seeded
 from tests.training import CPU
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -60,11 +59,9 @@ def test_a_fused_norm_gives_what_transformers_own_gives(dtype):
         torch.testing.assert_close(other(x), 3 * norms[0](x), rtol=tolerance, atol=tolerance)
 
 
-def refused(folder, load=lambda name: load_model(name, CPU)):
-    with pytest.raises(UserError) as error:
-        load(str(folder))
-    assert "\n" not in str(error.value)
-    return str(error.value)
+def refused(folder, reason):
+    with pytest.raises(UserError, match=f"^.*{reason}.*$"):
+        load_model(str(folder), CPU)
 
 
 @pytest.mark.parametrize("config, reason", [
@@ -74,45 +71,43 @@ def refused(folder, load=lambda name: load_model(name, CPU)):
      "rescales its logits"),
     (MiniMaxConfig(**SIZES, num_key_value_heads=4, num_local_experts=2, block_size=8),
      "keys and values"),
-    ("adapter on the head", "rescales its logits"),
 ])
 def test_a_model_that_cannot_be_scored_or_sampled_from_here_is_refused(
-    config, reason, tmp_path, small
+    config, reason, tmp_path, loaded
 ):
-    load_model(small, CPU)[1].save_pretrained(tmp_path)
-    if isinstance(config, str):
-        model = AutoModelForCausalLM.from_pretrained(small)
-        model.add_adapter(LoraConfig(r=2, init_lora_weights=False, target_modules=["lm_head"]))
-    else:
-        model = AutoModelForCausalLM.from_config(config)
-    model.save_pretrained(tmp_path)
-    assert reason in refused(tmp_path)
-    load_model(small, CPU)
+    for part in (AutoModelForCausalLM.from_config(config), loaded[1]):
+        part.save_pretrained(tmp_path)
+    refused(tmp_path, reason)
+
+
+def test_an_adapter_on_the_head_is_refused(loaded, tmp_path):
+    loaded[0].add_adapter(LoraConfig(r=2, init_lora_weights=False, target_modules=["lm_head"]))
+    for part in loaded:
+        part.save_pretrained(tmp_path)
+    refused(tmp_path, "rescales its logits")
 
 
 @pytest.fixture
 def folder(small, tmp_path):
-    """(a folder with a model, its tensors), to be damaged."""
-    shutil.copytree(small, tmp_path / "model")
-    return tmp_path / "model", load_file(tmp_path / "model/model.safetensors")
+    """A folder with a model, to be damaged."""
+    return shutil.copytree(small, tmp_path / "model")
 
 
-@pytest.mark.parametrize("change, reason", [
-    (lambda x: x.fill_(torch.nan), "not finite"), (lambda x: torch.ones(60), "cannot be loaded"),
-    (lambda x: None, "lack model.norm.weight"),
-])  # fmt: skip
-def test_weights_that_are_damaged_or_lack_something_are_refused(folder, change, reason):
-    folder, tensors = folder
-    tensors["model.norm.weight"] = change(tensors["model.norm.weight"])
-    tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    assert reason in refused(folder)
+@pytest.mark.parametrize("norm, reason", [
+    ({"model.norm.weight": torch.full([64], torch.nan)}, "not finite"),
+    ({"model.norm.weight": torch.ones(60)}, "cannot be loaded"), ({}, "lack model.norm.weight"),
+], ids=range(3))  # fmt: skip
+def test_weights_that_are_damaged_or_lack_something_are_refused(folder, norm, reason):
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors | norm, folder / "model.safetensors", {"format": "pt"})
+    refused(folder, reason)
 
 
 @pytest.mark.parametrize("missing", ["model.safetensors", "config.json", "tokenizer.json"])
 def test_a_folder_that_lacks_a_file_is_refused(folder, missing):
-    (folder[0] / missing).unlink()
-    assert missing.split(".")[0] in refused(folder[0])
+    (folder / missing).unlink()
+    refused(folder, missing.split(".")[0])
 
 
 class Program:
@@ -121,26 +116,25 @@ class Program:
 
 
 def test_pickled_weights_are_loaded_if_they_are_tensors_and_never_run(folder, tmp_path):
-    folder, tensors = folder
+    tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save(tensors, folder / "pytorch_model.bin")
     load_model(str(folder), CPU)
     Program.trace = str(tmp_path / "it ran")
     torch.save({**tensors, "lm_head.weight": Program()}, folder / "pytorch_model.bin")
-    assert "cannot be loaded" in refused(folder)
+    refused(folder, "cannot be loaded")
     assert not (tmp_path / "it ran").exists()
 
 
 def test_code_that_a_model_brings_is_never_run_and_nobody_is_asked(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question on the terminal"))
-    folder, _ = folder
-    code = f"open({str(tmp_path / 'it ran')!r}, 'w')\nclass C: pass\n"
-    (folder / "mine.py").write_text(code)
-    kinds = ("AutoConfig", "AutoModelForCausalLM")
-    brought = {"auto_map": dict.fromkeys(kinds, "mine.C"), "model_type": "mine"}
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | brought))
-    assert "custom code" in refused(folder) and "custom code" in refused(folder, skeleton)
+    (folder / "mine.py").write_text(f"open({str(tmp_path / 'it ran')!r}, 'w')\nclass C: pass\n")
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "mine"}
+    config["auto_map"] = {"AutoConfig": "mine.C", "AutoModelForCausalLM": "mine.C"}
+    (folder / "config.json").write_text(json.dumps(config))
+    refused(folder, "custom code")
+    with pytest.raises(UserError, match="custom code"):
+        skeleton(str(folder))
     assert not (tmp_path / "it ran").exists()
 
 

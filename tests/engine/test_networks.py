@@ -2,7 +2,6 @@
 out."""
 
 import multiprocessing
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,11 @@ from engine.run.config import config_of
 from experiments.library import toy_model
 from experiments.library.bench import qwen
 from experiments.memory import growth, return_what_is_freed
+from tests.engine import runs
+from tests.engine.runs import sums, written
 from tests.examples import seeded
 from tests.test_docs import FENCED, ROOT
 from tests.training import CPU, completions, one_step, updated, weights_of
-from train import main
 from update import Limits
 
 
@@ -36,14 +36,15 @@ def logprobs_of(policy, batch):
 def test_only_the_adapter_learns_and_the_reference_is_the_model_without_it(small):
     config, algorithm = config_of({"algorithm": "grpo", "beta": 0.04, "lora": 4, "lr": 1e-2})
     networks = build(config, algorithm, small, CPU)
-    policy, reference, model = networks.policy, networks.reference, networks.model
+    policy = networks.policy
+    reference = networks.reference
+    model = networks.model
     batch = completions(networks.tokenizer)
     base = logprobs_of(load_policy(small, CPU, "auto")[0], batch)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     updated(model, networks.optimizer, [batch], resolve("grpo"))
     changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
     assert changed and all("lora_" in name for name in changed)
-    assert not torch.allclose(logprobs_of(policy, batch), base)
     assert_close(logprobs_of(reference, batch), base)
     assert not torch.allclose(logprobs_of(policy, batch), base)  # the adapter is on again
 
@@ -76,12 +77,10 @@ def merge_as_is_printed(run, printed):
 @pytest.mark.slow
 def test_a_run_with_adapters_is_saved_as_adapter_resumed_and_merged(small, tmp_path, capsys):
     run = tmp_path / "run"
-    (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 4)
-    words = (
-        f"--model {small} --dataset {tmp_path}/x.jsonl --output_dir {run} --lora 4 --lr 1e-2 "
-        "--group_size 8 --max_new_tokens 40 --algorithm grpo --rewards soft_format_reward ")
-    for more in ("--steps 2", "--steps 3 --resume"):
-        assert main((words + more).split()) == 0
+    data = written(tmp_path / "x.jsonl", sums(4))
+    runs.run(small, run, f"--dataset {data} --lora 4 --lr 1e-2 --group_size 8 --max_new_tokens 40 "
+             "--algorithm grpo --rewards soft_format_reward --steps 2")
+    runs.go_on(run, "--steps 3")
     folder = run / "checkpoint-000003"
     assert (folder / "adapter_model.safetensors").exists()
     assert not (folder / "model.safetensors").exists()
@@ -107,11 +106,12 @@ def adapter_of(model):
 
 
 def test_an_adapter_starts_from_the_seed(small):
-    first, again, other = (loading.load_model(small, CPU)[0] for _ in range(3))
-    for model, seed in ((first, 1), (again, 1), (other, 2)):
+    found = []
+    for seed in (1, 1, 2):
+        model, _ = loading.load_model(small, CPU)
         add_adapter(model, 4, seed)
-    assert_close(adapter_of(first), adapter_of(again), rtol=0, atol=0)
-    assert any(not torch.equal(p, adapter_of(other)[name]) for name, p in adapter_of(first).items())
+        found.append(torch.cat([p.flatten() for p in adapter_of(model).values()]))
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
 
 
 @pytest.mark.slow
@@ -190,7 +190,8 @@ def test_the_copy_rests_during_the_update(small, tmp_path, monkeypatch):
         seen.append((networks, memory(networks.sampler.model)))
         return real(networks, *words)
 
-    seen, real = [], train.update
+    seen = []
+    real = train.update
     monkeypatch.setattr(train, "update", watched)
     metrics = one_step(small, tmp_path, "--dtype", "bfloat16", "--rewards", "soft_format_reward")
     [(networks, held)] = seen
@@ -212,7 +213,9 @@ def test_where_memory_runs_out_the_same_update_is_made_in_smaller_micro_batches(
     """Four mini-batches, twice: the first one finds what fits, and the limit holds from then on.
     Memory runs out in the second micro-batch, when the first one has left its gradient."""
     monkeypatch.setattr("update.LEAST_TOKENS", 8)
-    real, failed, calls = Policy.logprobs, [], []
+    real = Policy.logprobs
+    failed = []
+    calls = []
 
     def policys(self, batch, **options):
         if limits.micro_batch_tokens > fits:
@@ -222,17 +225,21 @@ def test_where_memory_runs_out_the_same_update_is_made_in_smaller_micro_batches(
                 raise torch.OutOfMemoryError("out of memory")
         return real(self, batch, **options)
 
-    weights, limits = [], Limits(micro_batch_tokens=64)
-    for limited in (False, True):
-        if limited:
-            monkeypatch.setattr(Policy, "logprobs", policys)
+    limits = Limits(micro_batch_tokens=64)
+
+    def trained():
         model, tokenizer = loading.load_model(small, CPU)
         minibatches = [completions(tokenizer, n=12, seed=seed) for seed in range(4)]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        with pytest.raises(torch.OutOfMemoryError) if limited and not limit else nullcontext():
-            updated(model, optimizer, minibatches, resolve("grpo", mu=2, beta=0.0), limits=limits)
-        weights.append(weights_of(model))
-    assert len(failed) == failures
+        updated(model, optimizer, minibatches, resolve("grpo", mu=2, beta=0.0), limits=limits)
+        return weights_of(model)
+
+    expected = trained()
+    monkeypatch.setattr(Policy, "logprobs", policys)
     if limit:
+        assert_close(trained(), expected, rtol=1e-5, atol=1e-6)
         assert limits.micro_batch_tokens == limit
-        assert_close(*weights, rtol=1e-5, atol=1e-6)
+    else:
+        with pytest.raises(torch.OutOfMemoryError):
+            trained()
+    assert len(failed) == failures

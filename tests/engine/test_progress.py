@@ -6,7 +6,6 @@ import re
 import signal
 import sys
 import time
-from statistics import fmean
 
 import pytest
 
@@ -15,6 +14,8 @@ from engine.base import progress
 from engine.run import interrupt, logs
 from tests.engine.runs import go_on, metrics_of, run, sums, written
 from tests.test_train import stop_after
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 class Screen(io.StringIO):
@@ -76,37 +77,33 @@ WORDS = ("--group_size 8 --questions_per_step 1 --max_new_tokens 24 --eval_quest
 
 def table(shown):
     """The lines of the table: its head, the evaluation before, and the steps."""
-    lines = shown.splitlines()
-    starts = [" ".join(line.split()[:2]) for line in lines]
-    [end] = [i for i, line in enumerate(lines) if line.startswith("On ")]
-    return lines[starts.index("steps accuracy") : end]
+    return re.search("^ *steps +accuracy.*?(?=\nOn )", shown, re.M | re.S)[0].splitlines()
 
 
 def test_a_run_leaves_a_table_and_what_to_do_next(small, tmp_path, monkeypatch, capsys):
     """The lines of steps 1, 2, 4 and 5 are means since the line above, also of a run that goes
     on; the answer is to the first example that was answered wrong."""
-    said, folder = [], tmp_path / "run"
+    said = []
+    folder = tmp_path / "run"
     monkeypatch.setattr(progress, "say", lambda *words: said.append(words))
     assert run(small, folder, f"{WORDS} --steps 5") == 0
-    shown = capsys.readouterr()
-    first, second, *_ = shown.out.splitlines()
-    assert first.startswith("CPPO on toy: qwen2, ") and first.endswith(f"Folder: {folder}")
-    assert second.startswith("Each step: 1 question × 8 completions") and shown.err == ""
-    head, before, *lines = table(shown.out)
+    out, err = capsys.readouterr()
+    assert re.match(f"CPPO on toy: qwen2, .*Folder: {folder}\nEach step: 1 question × 8 com", out)
+    head, before, *lines = table(out)
     scores = json.loads((folder / "summary.json").read_text())["before"]
     example = next(row for row in scores["examples"] if not row["correct"])
     assert head.endswith(f"tokens  {example['question']}  (right: {example['answer']})")
     assert before.split()[:2] == ["before", f"{scores['sampled']['accuracy']:.2f}"]
     assert "wrong" in before and example["completion"].split()[0] in before
     assert [line.split()[0] for line in lines] == ["1", "2", "3–4", "5"]
-    lengths = [row["length"] for row in metrics_of(folder)]
-    assert f"{fmean(lengths[2:4]):.1f}  " in lines[2] and max(map(len, lines)) <= 100
+    third, fourth = (row["length"] for row in metrics_of(folder)[2:4])
+    assert f"{(third + fourth) / 2:.1f}  " in lines[2] and max(map(len, lines)) <= 100
     for phrase in ("On 4 test questions: greedy accuracy ", f"look      {folder}/curves.png",
                    "compare   the same command with --algorithm grpo",
                    f"evaluate  python eval.py --model {folder}"):
-        assert phrase in shown.out
-    assert {("sampling", 1, 24, "tokens"), ("scoring",), ("log-probabilities",),
-            ("update", 1, 1, "micro-batches"), ("saving",)} <= set(said)
+        assert phrase in out
+    assert err == "" and {("sampling", 1, 24, "tokens"), ("scoring",), ("log-probabilities",),
+                          ("update", 1, 1, "micro-batches"), ("saving",)} <= {*said}
 
     stop_after(4, monkeypatch)
     assert run(small, tmp_path / "halves", f"{WORDS} --steps 5") == 130
@@ -142,7 +139,8 @@ def test_a_line_has_as_much_of_an_answer_as_the_terminal_has_room_for(
 def test_the_second_signal_ends_a_run_if_it_is_not_the_first_one_passed_on(
     monkeypatch, capsys, number
 ):
-    asked, clock = interrupt.Interrupt(), [100.0]
+    asked = interrupt.Interrupt()
+    clock = [100.0]
     monkeypatch.setattr(interrupt.time, "monotonic", lambda: clock[0])
     before = signal.getsignal(number)
     with asked:

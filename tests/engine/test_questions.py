@@ -16,6 +16,7 @@ from tasks import toy
 from tasks.table import SYSTEM_PROMPT
 from tests.engine.runs import go_on, metrics_of, run, written
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 ONE = {"question": "1+1=?", "answer": "2"}
 
 
@@ -37,8 +38,8 @@ def one(tmp_path):
 def test_the_toy_has_a_train_and_a_test_split(tokenizer, split, size):
     questions, notes = load_questions("toy", tokenizer, split=split)
     assert len(questions) == size and notes == []
-    prompt = tokenizer(toy.question(5, split)["question"]).input_ids
-    assert questions[5] == {**toy.question(5, split), "prompt": prompt, "begun": ""}
+    row = toy.question(5, split)
+    assert questions[5] == row | {"prompt": tokenizer(row["question"]).input_ids, "begun": ""}
 
 
 def test_a_prompt_that_is_too_long_is_skipped_and_counted_never_cut(tokenizer, tmp_path):
@@ -53,20 +54,26 @@ def test_a_prompt_that_is_too_long_is_skipped_and_counted_never_cut(tokenizer, t
         load_questions(path, tokenizer, max_prompt_tokens=2)
 
 
-@pytest.mark.parametrize("template, prompt", [
-    ("{% for m in messages %}{{ '<think>' if m.role == 'system' else '<answer>' if m.role == "
-     "'user' }}{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}={% endif %}",
-     "<think>77\n<answer>1+1=?\n="),
+TURNS = ("{% for m in messages %}{{ m.role[0] }}{{ m.content }};{% endfor %}"
+         "{% if add_generation_prompt %}a{% endif %}")
+NO_SYSTEM = ("{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+             "{{ messages[0].content }}")
+
+
+@pytest.mark.parametrize("template, row, system_prompt, prompt", [
+    (TURNS, {}, "4", "s4;u1+1=?;a"), (TURNS, {}, "", "u1+1=?;a"),
+    (TURNS, {"system_prompt": "3"}, SYSTEM_PROMPT, "s3;u1+1=?;a"),  # the row's own
+    (TURNS, {"system_prompt": "3"}, "4", "s4;u1+1=?;a"),
     # without a system turn, its text comes before the question
-    ("{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
-     "{{ messages[0].content }}", "77\n\n1+1=?"),
+    (NO_SYSTEM, {}, "4", "4\n\n1+1=?"),
 ])  # fmt: skip
 def test_a_chat_template_gets_the_system_message_and_the_question_and_opens_the_answer(
-    tokenizer, one, template, prompt
+    tokenizer, template, row, system_prompt, prompt
 ):
     tokenizer.chat_template = template
-    [question], notes = load_questions(one, tokenizer, system_prompt="77")
-    assert tokenizer.decode(question["prompt"]) == prompt and notes == []
+    tokenizer.add_tokens(list("sua;"))
+    asked = Questions([ONE | row], "toy", tokenizer, system_prompt=system_prompt).first()
+    assert tokenizer.decode(asked["prompt"]) == prompt
 
 
 @pytest.mark.parametrize("template, reason", [
@@ -125,14 +132,14 @@ def test_a_question_of_a_hub_without_an_answer_is_skipped_and_reported(tokenizer
 # --- take ---
 
 
-@pytest.mark.parametrize("sizes", [[21], [5, 0, 16]])
-def test_the_order_of_each_epoch_is_that_of_pythons_shuffle_however_it_is_cut(sizes):
-    expected, taken = [], []
+def test_the_order_of_each_epoch_is_that_of_pythons_shuffle_however_it_is_cut():
+    expected = []
+    taken = []
     for epoch in range(3):
         order = list("abcdefg")
         random.Random(f"1 {epoch}").shuffle(order)
         expected += order
-    for size in sizes:
+    for size in (5, 0, 16):
         taken += take("abcdefg", len(taken), size, seed=1)
     assert taken == expected
 
@@ -141,10 +148,10 @@ def test_the_order_of_each_epoch_is_that_of_pythons_shuffle_however_it_is_cut(si
 
 
 def test_another_content_has_another_fingerprint():
-    one, two = ONE, ONE | {"question": "2+2=?"}
-    contents = [[one, two], [one], [two, one], [one, two | {"answer": "5"}], [one, one]]
-    assert len(set(map(fingerprint, contents))) == 5
-    assert fingerprint([one, two]) == fingerprint([one | {"level": 3}, two])
+    two = ONE | {"question": "2+2=?"}
+    contents = [ONE, two], [ONE], [two, ONE], [ONE, two | {"answer": "5"}]
+    assert len(set(map(fingerprint, contents))) == 4
+    assert fingerprint([ONE | {"level": 3}]) == fingerprint([ONE])
 
 
 # --- prompts are made when a question is taken ---
@@ -165,42 +172,28 @@ def test_the_fingerprint_covers_the_prompts(tokenizer):
     assert len(found) == 2
 
 
-@pytest.mark.parametrize("row, options, prompt", [
-    ({}, {"system_prompt": ""}, "u1+1=?;"), ({"system_prompt": "3"}, {}, "s3;u1+1=?;"),
-    ({"system_prompt": "3"}, {"system_prompt": "4"}, "s4;u1+1=?;"),
-])  # fmt: skip
-def test_an_empty_system_prompt_writes_no_turn_and_a_rows_own_one_counts(
-    tokenizer, row, options, prompt
+def test_a_run_keeps_the_names_of_columns_and_asks_the_next_question_instead(
+    small, tmp_path, capsys
 ):
-    tokenizer.chat_template = "{% for m in messages %}{{ m.role[0] }}{{ m.content }};{% endfor %}"
-    tokenizer.add_tokens(list("su;"))
-    [asked] = Questions([ONE | row], "toy", tokenizer, **options).ask([0]).values()
-    assert tokenizer.decode(asked["prompt"]) == prompt
-
-
-def test_in_a_run_the_next_question_is_asked_instead(small, tmp_path, capsys):
     """Each second question is too long. The steps are as large as without them, and the run ends
     when all are through."""
-    rows = [ONE, ONE | {"question": "1+1+1+1+1+1=?"}] * 6
-    data, folder = written(tmp_path / "x.jsonl", rows), tmp_path / "run"
-    run(small, folder, f"--dataset {data} --rewards number_accuracy --group_size 4 "
-        "--questions_per_step 2 --algorithm grpo --max_new_tokens 4 --max_prompt_tokens 6")
+    rows = [{"q": asked, "true": {"a": "2"}} for asked in ("1+1=?", "1+1+1+1+1+1=?")] * 6
+    data = written(tmp_path / "x.jsonl", rows)
+    folder = tmp_path / "run"
+    columns = "--columns question=q answer=true.a"
+    run(small, folder, f"--dataset {data} --eval_dataset {data} {columns} --group_size 4 --steps 1 "
+        "--rewards number_accuracy --questions_per_step 2 --algorithm grpo --max_new_tokens 4 "
+        "--max_prompt_tokens 6")
+    said = "".join(capsys.readouterr())
+    assert "the question is the column 'q', the answer is 'true.a'" in said
+    assert f"--benchmark {data} {columns}\n" in said
+    with pytest.raises(UserError, match=r"with --columns \[.question=q., .answer=true.a.\], not"):
+        go_on(folder, "--columns question=q answer=q")
+
+    assert go_on(folder, "--steps 9") == 0
     asked = [row["questions"] for row in metrics_of(folder)]
     summary = json.loads((folder / "summary.json").read_text())
-    assert set(asked[:-1]) == {2} and asked[-1] <= 2
+    assert asked[:-1] == [2] * (len(asked) - 1) and 0 < asked[-1] <= 2
     assert summary["position"] == sum(asked) + summary["skipped_questions"] >= 12
     assert summary["skipped_questions"] >= 6
     assert "".join(capsys.readouterr()).count("is left out, because its prompt is longer") == 1
-
-
-def test_a_run_keeps_the_names_of_the_columns(small, tmp_path, capsys):
-    rows, folder = [{"q": "1+1=?", "true": {"a": "2"}}] * 2, tmp_path / "run"
-    data, columns = written(tmp_path / "x.jsonl", rows), "--columns question=q answer=true.a"
-    run(small, folder, f"--dataset {data} --eval_dataset {data} {columns} --steps 1 --group_size 4 "
-        "--rewards number_accuracy --algorithm grpo --max_new_tokens 4 --questions_per_step 1")
-    out = capsys.readouterr().out
-    assert "the question is the column 'q', the answer is 'true.a'" in out
-    assert f"--benchmark {data} {columns}\n" in out
-    assert go_on(folder, "--steps 2") == 0
-    with pytest.raises(UserError, match=r"with --columns \[.question=q., .answer=true.a.\], not"):
-        go_on(folder, "--columns question=q answer=q")

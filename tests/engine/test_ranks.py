@@ -1,21 +1,20 @@
-"""Any number of ranks makes the same update, however the completions are shared out.
+"""Any number of ranks makes the same update, however the completions are shared out. `make` is what
+each of two processes does."""
 
-pytest starts torchrun on this very file, whose __main__ is what each rank does.
-"""
-
+import fcntl
 import json
 import math
+import multiprocessing
 import os
 import random
 import subprocess
 import sys
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
+from torch.multiprocessing import start_processes
 from torch.nn.utils.parametrize import register_parametrization
 from torch.testing import assert_close
 
@@ -31,32 +30,30 @@ from engine.run.state import State
 from family.gdpo import decoupled_advantages
 from records import Batch
 from rollout import sample_and_score
+from tests.engine.runs import ENVIRONMENT, ROOT, free_port, sums, written
 from tests.examples import seeded
-from tests.training import a_rollout, minibatches_of
+from tests.training import CPU, a_rollout, minibatches_of
 from update import Limits, compute_minibatch, gradient, update
 
-ROOT, CPU = Path(__file__).parents[2], torch.device("cpu")
-# how six fixed completions are shared out to one, two and four ranks: by unequal numbers and
-# tokens, all to one. A rank has the parts r, r + world size …
+# how six fixed completions are shared out to one rank and to two: by unequal numbers and tokens,
+# all to one. A rank has the parts r, r + world size …
 SHARES = {
-    "uneven": [[5], [0], [], [1, 2, 3, 4]], "all": [[], [5, 4, 3, 2, 1, 0]],
+    "uneven": [[5], [0, 1, 2, 3, 4]], "all": [[], [5, 4, 3, 2, 1, 0]],
     "signal": [[0, 1, 3], [2, 4, 5]],
 }
 # how, and on replicas or shards
 UPDATED = {
     "cppo": [("uneven", "full"), ("all", "none")], "ppo": [("uneven", "none"), ("all", "full")],
-    **dict.fromkeys(("dapo", "drgrpo", "gspo"), [("uneven", "none")]),
+    "dapo": [("uneven", "none")], "drgrpo": [("uneven", "none")],
 }
 
 
-def fixed(
-    folder, algorithm, shard, checkpoint_of=None, device=CPU, dtype="float32", mu=None
-):
+def fixed(folder, algorithm, shard, checkpoint_of=None, device=CPU, **options):
     """The Networks that start from the model in `folder`, or go on from a checkpoint, and their
-    Algorithm."""
+    Algorithm. options: of train.py."""
     config, algorithm = config_of({
         "algorithm": algorithm, "model": "toy", "lr": 1e-3, "beta": 0.04, "shard": shard,
-        "gradient_checkpointing": shard == "full", "dtype": dtype, "mu": mu,
+        "gradient_checkpointing": shard == "full", "minibatches": 1, "dtype": "float32", **options,
     })
     saved = str(checkpoint.newest(checkpoint_of)) if checkpoint_of else None
     networks = build(config, algorithm, folder, device, saved)
@@ -68,11 +65,11 @@ def fixed(
 def six_completions(device, scale=1.0):
     generator = seeded(0)
     prompts = [[6 + i, 16, 7, 18, 19] * (1 + i % 2) for i in range(6)]
-    tokens, lengths = (
-        torch.randint(2, 22, (6, 9), generator=generator), torch.tensor([1, 9, 3, 8, 2, 5]),
-    )
+    tokens = torch.randint(2, 22, (6, 9), generator=generator)
+    lengths = torch.tensor([1, 9, 3, 8, 2, 5])
     advantages = scale * torch.randn(6, generator=generator)
-    mask, advantages = completion_mask(tokens, lengths), advantages.to(device)
+    mask = completion_mask(tokens, lengths)
+    advantages = advantages.to(device)
     return Batch(prompts, tokens.to(device), mask, advantages)
 
 
@@ -84,23 +81,25 @@ def own_share(name):
 def fixed_update(networks, algorithm, name, optimizer, scale=1.0):
     """The weights after the updates on this rank's rows of the six completions, and the update's
     metrics."""
-    model, critic, limits = networks.model, networks.critic, Limits(micro_batch_tokens=40)
+    policy = networks.policy
+    critic = networks.critic
     share = own_share(name)
-    own = six_completions(model.device, scale).rows(share)
-    minibatches = [batch] = minibatches_of(own, replace(algorithm, minibatches=1), share)
+    own = six_completions(policy.model.device, scale).rows(share)
+    minibatches = [batch] = minibatches_of(own, algorithm, share)
+
+    def computed(function):
+        return compute_minibatch(function, batch, policy, Limits(micro_batch_tokens=40))
+
     with torch.no_grad():
-        reference = networks.reference.logprobs
-        batch.ref_logp = compute_minibatch(reference, batch, networks.policy, limits) - 0.05
+        batch.ref_logp = computed(networks.reference.logprobs) - 0.05
         # no backward pass follows, and still its embedding and head are given up again
-        if networks.policy.sharded:
+        if policy.sharded:
             assert all(isinstance(p, DTensor) for p in networks.reference.model.parameters())
         if critic:
             for p in critic.head.parameters():  # a head of 0 would leave nothing to tell apart
-                p.copy_(0.1 * torch.ones_like(p))
-            batch.old_logp = compute_minibatch(
-                networks.policy.logprobs, batch, networks.policy, limits)
-            batch.old_values = compute_minibatch(critic, batch, networks.policy, limits)
-            estimate(minibatches, model.device, beta=algorithm.beta, lam=algorithm.lam)
+                p.fill_(0.1)
+            batch.old_logp, batch.old_values = computed(policy.logprobs), computed(critic)
+            estimate(minibatches, policy.model.device, beta=algorithm.beta, lam=algorithm.lam)
     return updated(networks, minibatches, algorithm, optimizer)
 
 
@@ -143,7 +142,7 @@ def round_weights(network):
 def whole_gradient(folder):
     """The gradient of shards in bfloat16 over all ranks. Each rank has one micro-batch."""
     networks, algorithm = fixed(folder, "cppo", "full", dtype="bfloat16")
-    algorithm, share = replace(algorithm, minibatches=1), own_share("uneven")
+    share = own_share("uneven")
     [batch] = minibatches_of(six_completions(CPU).rows(share), algorithm, share)
     gradient(networks, batch, algorithm, Limits(max_grad_norm=math.inf))
     return torch.cat([p.grad.full_tensor().flatten() for p in networks.model.parameters()])
@@ -173,10 +172,8 @@ def saved_update(networks, algorithm, run_dir, step):
 def torchrun(*arguments, ranks=2, timeout=120, cwd=ROOT):
     launch = f"-m torch.distributed.run --standalone --nproc-per-node {ranks}".split()
     command = [sys.executable, *launch, *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=environment
-    )
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd,
+                          env=os.environ | ENVIRONMENT)
 
 
 def ranks_do(*arguments, **options):
@@ -184,25 +181,40 @@ def ranks_do(*arguments, **options):
     assert done.returncode == 0, done.stderr[-6000:]  # torchrun's own report is long
 
 
-def made_by(number, small, tmp_path_factory):
-    """Folder of what all ranks made of the six completions, on replicas and on weights shared
+@pytest.fixture(scope="module")
+def two(small, tmp_path_factory):
+    """Folder of what two ranks made of the six completions, on replicas and on weights shared
     out."""
     out = tmp_path_factory.mktemp("made")
-    ranks_do(__file__, small, out, ranks=number, timeout=400)
+    # one process imports all, and each rank is a fork of it
+    modules = [__name__, "torch.distributed.fsdp", "transformers.models.qwen2.modeling_qwen2"]
+    multiprocessing.set_forkserver_preload(modules)
+    start_processes(make, (free_port(), small, out), nprocs=2, start_method="forkserver")
     return out
 
 
-@pytest.fixture(scope="module")
-def two(small, tmp_path_factory):
-    return made_by(2, small, tmp_path_factory)
+def make(rank, port, folder, out):
+    os.environ |= {
+        "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    ranks.start()
 
+    def save(result, name):
+        torch.save(result, out / f"{name}-{rank}.pt")
 
-@pytest.fixture(scope="module")
-def four(small, tmp_path_factory):
-    return made_by(4, small, tmp_path_factory)
+    for algorithm, ways in UPDATED.items():
+        for name, shard in ways:
+            save(sgd_update(folder, algorithm, shard, name), f"{algorithm}-{name}-{shard}")
+    saved_update(*fixed(folder, "cppo", "full"), out / "run", step=1)
+    save(sgd_update(folder, "ppo", "full", dtype="bfloat16", mu=1), "bfloat16")
+    save(whole_gradient(folder), "gradient")
+    for shard in ("none", "full"):
+        save(update_with_signal_in_one(folder, shard), f"signal-{shard}")
+    own = some_rewards().tensor_split(2, dim=1)[rank]
+    save(ranks.over_all_groups(resolve("gdpo").advantages, a_rollout(own)), "gdpo")
 
-
-numbers = pytest.mark.parametrize("number", ["two", pytest.param("four", marks=pytest.mark.slow)])
+    ranks.gather([])  # a rank that leaves early would end the talk of the other
+    ranks.stop()
 
 
 def results(out, name):
@@ -216,28 +228,25 @@ def common_result(out, name):
     return first
 
 
-@numbers
 @pytest.mark.parametrize("algorithm", UPDATED)
-def test_any_number_of_ranks_makes_the_same_update(small, number, algorithm, request):
+def test_several_ranks_make_the_same_update(small, two, algorithm):
     """Weights count completions, tokens, or the longest completion allowed, of all ranks together;
     PPO's advantages are whitened over all ranks, and its critic learns from all."""
-    one, out = sgd_update(small, algorithm), request.getfixturevalue(number)
+    one = sgd_update(small, algorithm)
     for name, shard in UPDATED[algorithm]:
-        assert_same_result(common_result(out, f"{algorithm}-{name}-{shard}"), one)
+        assert_same_result(common_result(two, f"{algorithm}-{name}-{shard}"), one)
 
 
-@numbers
-def test_one_process_goes_on_from_the_checkpoint_of_several(small, number, tmp_path, request):
+def test_one_process_goes_on_from_the_checkpoint_of_several(small, two, tmp_path):
     """As one that made the first update itself."""
-    alone, out = fixed(small, "cppo", "none"), request.getfixturevalue(number)
+    alone = fixed(small, "cppo", "none")
     for step in (1, 2):
         saved_update(*alone, tmp_path, step)
-    saved_update(*fixed(small, "cppo", "none", out / "run"), out / "run", step=2)
+    saved_update(*fixed(small, "cppo", "none", two / "run"), two / "run", step=2)
     for step in (1, 2):
-        expected, found = (
-            load_file(run / f"checkpoint-{step:06d}/model.safetensors")
-            for run in (tmp_path, out / "run")
-        )
+        file = f"checkpoint-{step:06d}/model.safetensors"
+        expected = load_file(tmp_path / file)
+        found = load_file(two / "run" / file)
         assert expected.keys() == found.keys()
         for name in expected:
             # AdamW makes much of a gradient that is all rounding
@@ -283,8 +292,7 @@ def test_ranks_leave_the_same_mini_batches_out(small, two, shard):
 
 
 def test_gdpo_normalises_over_the_groups_of_all_ranks(two):
-    found = torch.cat(results(two, "gdpo"))
-    assert_close(found, decoupled_advantages(some_rewards()))
+    assert_close(torch.cat(results(two, "gdpo")), decoupled_advantages(some_rewards()))
 
 
 def some_rewards():
@@ -298,7 +306,8 @@ def test_each_rank_cuts_its_completions_at_random_places_of_its_own(monkeypatch)
         "rollout.roll_out", lambda *_, **__: a_rollout(torch.zeros(1, 8), torch.full((1, 8), 99)))
     for number in (0, 0, 1):
         monkeypatch.setattr(ranks, "rank", lambda number=number: number)
-        algorithm, rng = resolve("grpo", shortest_prefix=0.1), random.Random(1)
+        algorithm = resolve("grpo", shortest_prefix=0.1)
+        rng = random.Random(1)
         drawn = sample_and_score([], None, algorithm, [], None, rng, None)
         found.append(drawn.prefix_weights.tolist())
     assert found[0] == found[1] != found[2]
@@ -310,7 +319,8 @@ def test_any_number_of_ranks_samples_the_same_completions_and_cuts_the_same_mini
 ):
     """With dynamic sampling, too, which samples further questions within a step, and trains on some
     of them."""
-    sampled, updates = [], []
+    sampled = []
+    updates = []
     for processes in (1, 3):
         words = (
             f"--model {small} --output_dir {processes} --algorithm dapo --minibatches 4 --lr 1e-3 "
@@ -331,7 +341,7 @@ def test_any_number_of_ranks_samples_the_same_completions_and_cuts_the_same_mini
 @pytest.mark.slow
 def test_a_rank_without_a_question_is_no_trouble(small, tmp_path, algorithm):
     """Two ranks and three questions: the last step leaves a rank without one."""
-    (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 3)
+    written(tmp_path / "x.jsonl", sums(3))
     words = (
         f"--model {small} --dataset x.jsonl --output_dir run --algorithm {algorithm} "
         "--group_size 8 --max_new_tokens 8 --allocation false")
@@ -346,34 +356,19 @@ def test_a_rank_without_a_question_is_no_trouble(small, tmp_path, algorithm):
 @pytest.mark.parametrize("words, message", [
     ("--algorithm nosuch", "error: unknown algorithm 'nosuch'"),
     ("--dataset x.jsonl --max_new_tokens 8", "error: 2 devices for 1 questions"),
+    ("--output_dir run", "error: run is being written by process 7"),
 ])  # fmt: skip
 def test_a_users_mistake_is_told_once_and_is_the_last_thing_that_torchrun_prints(
     words, message, small, tmp_path
 ):
-    (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n')
-    done = torchrun(ROOT / "train.py", "--model", small, *words.split(), cwd=tmp_path)
+    written(tmp_path / "x.jsonl", sums(1))
+    lock = written(tmp_path / "run/run.lock", [])
+    with open(lock, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        print("process 7 on node0", file=file, flush=True)
+        done = torchrun(ROOT / "train.py", "--model", small, *words.split(), cwd=tmp_path)
+    assert [*lock.parent.iterdir()] == [lock]
     lines = done.stderr.splitlines()
     assert done.returncode == 1 and sum(line.startswith(message) for line in lines) == 1
     assert lines[0].startswith(message) and message in lines[-2] and set(lines[-1]) == {"="}
     assert done.stderr.count("Traceback") == 1  # torchrun's own
-
-
-if __name__ == "__main__":
-    ranks.start()
-    folder, out = sys.argv[1], Path(sys.argv[2])
-
-    def save(result, name):
-        torch.save(result, out / f"{name}-{ranks.rank()}.pt")
-
-    for algorithm, ways in UPDATED.items():
-        for name, shard in ways:
-            save(sgd_update(folder, algorithm, shard, name), f"{algorithm}-{name}-{shard}")
-    saved_update(*fixed(folder, "cppo", "full"), out / "run", step=1)
-    save(sgd_update(folder, "ppo", "full", dtype="bfloat16", mu=1), "bfloat16")
-    save(whole_gradient(folder), "gradient")
-    for shard in ("none", "full"):
-        save(update_with_signal_in_one(folder, shard), f"signal-{shard}")
-    own = some_rewards().tensor_split(ranks.world_size(), dim=1)[ranks.rank()]
-    save(ranks.over_all_groups(resolve("gdpo").advantages, a_rollout(own)), "gdpo")
-    ranks.gather([])  # a rank that leaves early would end the talk of the other
-    ranks.stop()

@@ -80,7 +80,8 @@ SHAPES = [  # as data sets are published: (a row, the columns of its question Q 
     ({"problem": "Q", "solution": "long", "answer": "3"}, "problem", "answer"),  # OpenR1-Math
     ({"messages": chat("Q"), "ground_truth": 3.0}, "messages", "ground_truth"),
     ({"question": "Q", "extra_info": {"answer": "3"}}, "question", "extra_info.answer"),
-    ({"instruction": "Q", "input": "", "answer": "3"}, "instruction", "answer"),  # alpaca
+    ({"instruction": "Q", "answer": "3"}, "instruction", "answer"),
+    ({"instruction": "Q", "input": "1, 2", "answer": "3"}, "instruction", "answer"),  # Alpaca
 ]
 
 
@@ -89,21 +90,17 @@ def test_the_columns_of_published_data_sets_are_found(write, row, question, answ
     rows = open_file(write([row]))
     assert rows.columns == (question, answer)
     [found] = rows
-    assert (found["question"], found["answer"]) == ("Q", "3")
+    asked = "Q\n\n1, 2" if "input" in row else "Q"
+    assert (found["question"], found["answer"]) == (asked, "3")
     assert "prompt" not in found  # it will hold the tokens
     assert found.get("system_prompt") == ("Be kind." if answer == "solution" else None)
 
 
-def test_alpacas_input_follows_its_instruction(write):
-    [row] = open_file(write([{"instruction": "Q", "input": "1, 2", "answer": "3"}]))
-    assert row["question"] == "Q\n\n1, 2"
-
-
-ODD = {"Frage": "Q", "meta": {"final": {"number": 3.0}, "level": 3}, "a b": "3"}
+ODD = {"Frage": "Q", "meta": {"final": {"number": 3.0}, "level": 3}}
 
 
 @pytest.mark.parametrize("row, words", [
-    (ODD, "question=Frage,answer=meta.final.number"), (ODD, "answer=a b,question=Frage"),
+    (ODD, "question=Frage,answer=meta.final.number"),
     ({"question": "Q", "answer": "2", "a": "3"}, "answer=a"),  # the other one is looked for
     ({"chat": chat("Q"), "answer": "3"}, "question=chat"),
     ({"meta.q": "Q", "meta.a": "3"}, "question=meta.q,answer=meta.a"),
@@ -122,11 +119,11 @@ def test_columns_may_be_named(write, row, words):
     ({"text": "a", "n": 1}, "the question and the answer", "question=NAME answer=NAME"),
 ])  # fmt: skip
 def test_a_missing_column_is_told_with_words_to_paste(write, row, what, named):
-    path, there = write([row]), ", ".join(row).replace("meta", "meta.x")
-    with pytest.raises(UserError) as error:
+    path = write([row])
+    there = ", ".join(row).replace("meta", "meta.x")
+    said = f"^{path} has no column for {what}: it has {there}. Name it: --columns {named}$"
+    with pytest.raises(UserError, match=said):
         open_file(path, columns=["question=q"] if "q" in row else None)
-    assert str(error.value) == (
-        f"{path} has no column for {what}: it has {there}. Name it: --columns {named}")
     if "NAME" not in named:  # it can be pasted
         assert list(open_file(path, columns=shlex.split(named)))
 

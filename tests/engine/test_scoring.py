@@ -31,11 +31,12 @@ from engine.scoring.score import (
 from judges.mathematics import math_accuracy
 from judges.programs import code_accuracy
 from rewards import gsm8k_accuracy
+from tests.engine.runs import ROOT
 from tests.examples import named
 from tests.training import a_rollout
 from train import main
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("undrawn")
 MINE = """
 from math import prod
 
@@ -74,36 +75,35 @@ def test_rewards_are_named_with_or_without_a_weight(mine):
 
 
 @pytest.mark.parametrize("words, named", [
-    ("gsm9k", "gsm9k"), ("re", "re"),  # a name inside rewards.py that is no reward
-    ("format_reward:nan", "format_reward:nan"), (":2", "unknown reward ''"),
-    ("none.py:f", "none.py"),
-    ("MINE:long", "no function .long.: write MINE:FUNCTION"), ("MINE", "MINE:FUNCTION"),
-    ("MINE:0.5", "MINE:FUNCTION"),
-    ("format_reward format_reward:2", "format_reward:2"),
-    ("other.py:overlong", "overlong"),
+    ("gsm9k", "gsm9k"), ("format_reward:nan", "format_reward:nan"), (":2", "unknown reward ''"),
+    ("none.py:f", "none.py"), ("mine.py", "mine.py:FUNCTION"),
+    ("mine.py:long", "no function .long.: write mine.py:FUNCTION"),
+    ("format_reward format_reward:2", "format_reward:2"), ("own.py:overlong", "overlong"),
+    # files that cannot be imported
+    ("missing.py:f", "missing.py.*nothing_of_that_name"), ("syntax.py:f", "syntax.py.*SyntaxError"),
+    ("exits.py:f", "exits.py.*SystemExit: 3"),
+    ("verl.py:f", r"must take \*\*columns"),
 ])
-def test_a_reward_that_there_is_not_is_one_sentence(mine, words, named, tmp_path, monkeypatch):
-    (tmp_path / "other.py").write_text("def overlong(completions, **columns): pass")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=f"--rewards.*{named.replace('MINE', mine)}"):
-        load_rewards(words.replace("MINE", mine).split())
+def test_a_reward_that_there_is_not_is_one_sentence(mine, words, named, monkeypatch):
+    monkeypatch.chdir(Path(mine).parent)
+    for name, code in {
+        "own": "def overlong(completions, **columns): pass", "syntax": "def f(:",
+        "missing": "import nothing_of_that_name", "exits": "raise SystemExit(3)",
+        "verl": "def f(data_source, solution_str, ground_truth): return 0.0",
+    }.items():
+        Path(f"{name}.py").write_text(code)
+    with pytest.raises(UserError, match=f"^--rewards[^\n]*{named}[^\n]*$"):
+        load_rewards(words.split())
 
 
-@pytest.mark.parametrize("code", ["import nothing_of_that_name", "def f(:", "raise SystemExit(3)"])
-def test_a_users_file_that_cannot_be_imported_shows_its_own_mistake_in_one_line(tmp_path, code):
-    (tmp_path / "own.py").write_text(code)
-    with pytest.raises(UserError, match="own.py.*(nothing_of_that_name|SyntaxError|SystemExit: 3)"):
-        load_rewards([f"{tmp_path / 'own.py'}:f"])
-
-
-def test_a_users_file_may_import_its_neighbours_and_hold_dataclasses(tmp_path):
-    (tmp_path / "neighbour.py").write_text("weight = 3.0\n")
-    (tmp_path / "own.py").write_text(
+def test_a_users_file_may_import_its_neighbours_and_hold_dataclasses(mine):
+    Path(mine).with_name("neighbour.py").write_text("weight = 3.0\n")
+    Path(mine).write_text(
         "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom neighbour "
         "import weight\n@dataclass\nclass A:\n    a: int\ndef f(completions, **columns):\n    "
         "return [weight] * len(completions)\n"
     )
-    assert load_rewards([f"{tmp_path / 'own.py'}:f"])[0].function(["a", "b"]) == [3.0, 3.0]
+    assert load_rewards([f"{mine}:f"])[0].function(["a", "b"]) == [3.0, 3.0]
 
 
 def test_a_completion_is_judged_by_the_first_reward_unless_the_test_questions_need_another(
@@ -135,19 +135,6 @@ def judged(function, *texts, **columns):
     return values.tolist(), failures
 
 
-def test_every_reward_judges_every_completion_from_its_columns():
-    def length(completions, **columns):
-        return [len(completion) for completion in completions]
-
-    def bonus(completions, level, **columns):
-        return [0.5 * n for n in level]
-
-    parts, failures = score(
-        named(length, bonus), ["a", "bcd"], {"level": [1, 3], "answer": ["x", "y"]})
-    assert failures == 0 and [*parts] == ["length", "bonus"]
-    assert torch.stack([*parts.values()]).tolist() == [[1.0, 3.0], [0.5, 1.5]]
-
-
 async def asks(completions, **columns):
     return [1.0, 2.0]
 
@@ -156,7 +143,8 @@ async def asks(completions, **columns):
     ([], "returned 0 values for 2"), ([1.0] * 3, "returned 3 values for 2"),
     (None, "failed on 2 of 2.* it returned None, a list of 2 numbers is needed"),
     pytest.param(asks([]), "failed on 2 of 2.*coroutine", id="async"),
-    ({"a": 1.0, "b": 2.0}, "failed on 2 of 2.*'a'"), (1.0, "failed on 2 of 2.* it returned 1.0, "),
+    ({"a": 1.0, "b": 2.0}, "failed on 2 of 2.*'a'"),
+    (1.0, "failed on 2 of 2.* it returned 1.0, .*completions, a list .* columns question, answer,"),
     ([1.0, math.nan], "returned nan for the completion 'bcd'"),
     ([-math.inf, 1.0], "returned -inf for the completion 'a'"),
 ], ids=str)
@@ -166,30 +154,34 @@ def test_a_reward_that_does_not_return_one_number_for_each_is_named(returned, wo
         return returned
 
     with pytest.raises(UserError, match=f"the reward odd {words}"):
-        judged(odd, "a", "bcd")
+        judged(odd, "a", "bcd", question=["1", "2"], answer=["3", "4"])
 
 
 @pytest.mark.parametrize("returned", [
-    [np.float32(1), np.int64(2)], [np.bool_(True), torch.tensor(2)], np.array([1, 2]),
-    torch.tensor([1.0, 2.0]),
+    [np.float32(0), torch.tensor(2)], np.array([0, 2]), torch.tensor([0.0, 2.0]),
+    [None, 2.0],  # it does not apply: TRL leaves None out of the sum of the rewards
 ], ids=str)
-def test_the_values_may_be_numpys_or_torchs(returned):
-    assert judged(lambda completions, **columns: returned, "a", "bcd") == ([1.0, 2.0], 0)
+def test_the_values_may_be_numpys_or_torchs_or_none(returned):
+    assert judged(lambda completions, **columns: returned, "a", "bcd") == ([0.0, 2.0], 0)
 
 
-def test_a_reward_cannot_change_what_another_one_sees():
+def test_a_reward_sees_all_columns_by_name_and_cannot_change_what_another_one_sees():
+    """As TRL's trainers call it: the questions are the prompts, too."""
     def blanks(completions, level, cases, **columns):
         completions[:], level[:] = [""] * len(completions), [0] * len(level)
-        cases[0]["in"] = cases[1]["in"] = None
-        return [0.0] * len(level)
+        cases[0]["in"] = cases[1]["in"] = 0
+        return [0.0] * len(completions)
 
-    def full(completions, level, cases, **columns):
-        return [len(text) + n + case["in"] for text, n, case in zip(completions, level, cases)]
+    def full(prompts, completions, level, cases, **columns):
+        return [float(f"{p}{len(c)}{n}{case['in']}") for p, c, n, case in zip(
+            prompts, completions, level, cases)]
 
-    texts, columns = ["a", "bcd"], {"level": [10, 20], "cases": [{"in": 100}, {"in": 200}]}
-    assert score(named(blanks, full), texts, columns)[0]["full"].tolist() == [111.0, 223.0]
+    texts = ["a", "bcd"]
+    columns = {"question": ["1", "2"], "level": [3, 4], "cases": [{"in": 5}, {"in": 6}]}
+    parts, _ = score(named(blanks, full), texts, columns)
+    assert [*parts] == ["blanks", "full"] and parts["full"].tolist() == [1135, 2346]
     # those of the data set
-    assert texts == ["a", "bcd"] and columns["level"] == [10, 20]
+    assert texts == ["a", "bcd"] and columns["level"] == [3, 4]
 
 
 # --- a reward that fails ---
@@ -215,37 +207,6 @@ def test_without_a_completion_no_reward_is_called(capsys):
     """A device without a question has no columns, either, and nothing failed there."""
     assert judged(lambda completions, *, answer: pytest.fail("it was called")) == ([], 0)
     assert capsys.readouterr().out == ""
-
-
-def test_a_reward_that_misses_a_column_is_told_which_there_are():
-    def mine(completions, level, **columns):
-        return [0.0]
-
-    needs = "mine failed .*'level'.* completions, a list of texts, .* columns question, answer,"
-    with pytest.raises(UserError, match=needs):
-        judged(mine, "x", "y", question=["a", "b"], answer=["1", "2"])
-
-
-# --- rewards that were written for TRL or verl ---
-
-
-def test_a_reward_of_trl_gets_completions_and_prompts_by_name():
-    def mine(prompts, completions, answer, **columns):
-        return [float(p + c == a) for p, c, a in zip(prompts, completions, answer)]
-
-    found = judged(mine, "2", "4", question=["1+1=", "2+2="], answer=["1+1=2", "5"])
-    assert found == ([1.0, 0.0], 0)
-
-
-def test_a_reward_that_does_not_apply_adds_nothing():
-    """TRL leaves None out of the sum of the rewards."""
-    assert judged(lambda completions, **columns: [None, 2.0], "a", "b") == ([0.0, 2.0], 0)
-
-
-def test_a_reward_of_another_form_is_refused_before_the_run(mine):
-    Path(mine).write_text("def f(data_source, solution_str, ground_truth): return 0.0")
-    with pytest.raises(UserError, match="must take .*columns"):
-        load_rewards([f"{mine}:f"])
 
 
 @pytest.mark.parametrize("option", [[], ["--check_rewards"]])
@@ -290,7 +251,8 @@ def stuck(hang):
 
 @pytest.mark.parametrize("hang", [sleeps, tries])
 def test_completions_on_which_a_reward_hangs_get_the_lowest_value_and_it_says_so(hang, capsys):
-    start, handler = time.monotonic(), signal.getsignal(signal.SIGALRM)
+    start = time.monotonic()
+    handler = signal.getsignal(signal.SIGALRM)
     assert judged(stuck(hang), "a", "xx", "abc", "x") == ([1.0, 0.0, 1.0, 0.0], 2)
     assert time.monotonic() - start < 20 and "longer than 0.2 s" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGALRM) == handler
@@ -361,25 +323,20 @@ def go(small, folder, *words):
     return main([*usual.split(), *words])
 
 
-def test_a_run_logs_each_reward_and_their_weighted_sum_and_resumes_with_them(
-    small, tmp_path, mine, capsys
-):
+def test_a_run_logs_each_reward_and_their_weighted_sum(small, tmp_path, mine, capsys):
     """And --check_rewards shows what the first step of the run sees."""
     weights = {"toy_accuracy": 2, "format_reward": 0.5, "short": 0.01, "nan": 0}
     rewards = f"toy_accuracy:2 format_reward:0.5 {mine}:short:0.01 {mine}:nan:0"
     words = f"--algorithm gdpo --rewards {rewards}".split()
     go(small, tmp_path / "run", *words)
-    go(small, tmp_path / "run", "--resume", "--steps", "3")
-    rows = files.read(tmp_path / "run/metrics.jsonl")
-    assert len(rows) == 3
-    for row in rows:
-        total = sum(weight * row[f"reward/{name}"] for name, weight in weights.items())
-        assert row["reward"] == pytest.approx(total, rel=1e-5)
-        assert row["accuracy"] == row["reward/toy_accuracy"] and row["reward_failures"] == 0
-        assert row["no_signal/nan"] == 1.0 and row["no_signal/short"] < 1  # it is always 2
+    row, _ = files.read(tmp_path / "run/metrics.jsonl")
+    total = sum(weight * row[f"reward/{name}"] for name, weight in weights.items())
+    assert row["reward"] == pytest.approx(total, rel=1e-5)
+    assert row["accuracy"] == row["reward/toy_accuracy"] and row["reward_failures"] == 0
+    assert row["no_signal/nan"] == 1.0 and row["no_signal/short"] < 1  # it is always 2
     capsys.readouterr()
     go(small, tmp_path / "other", *words, "--check_rewards")
-    expected = f"toy_accuracy, weight 2: mean {rows[0]['reward/toy_accuracy']:.3f}, "
+    expected = f"toy_accuracy, weight 2: mean {row['reward/toy_accuracy']:.3f}, "
     assert expected in capsys.readouterr().out
 
 
@@ -414,10 +371,9 @@ def test_check_rewards_shows_a_prompt_and_each_reward_and_trains_nothing(
 
 
 @pytest.mark.parametrize("reward, text, answer", [
-    ("gsm8k_accuracy", "<answer>18</answer>", "18"), ("gsm8k_accuracy", "18", None),
     ("number_accuracy", "<think>7</think>it is 18.", "18"), ("number_accuracy", "<think>7", None),
     ("code_accuracy", "```python\nprint(18)\n```", "print(18)\n"),
-    ("code_accuracy", "<answer>18</answer>", None), ("code_runs", "18", None),
+    ("code_accuracy", "<answer>18</answer>", None), ("code_runs", "<answer>18</answer>", None),
     ("of_ones_own", "\\boxed{18}", "18"), ("of_ones_own", "18", None),
 ])  # fmt: skip
 def test_an_answer_is_found_as_the_accuracy_reads_it(reward, text, answer):
@@ -427,16 +383,13 @@ def test_an_answer_is_found_as_the_accuracy_reads_it(reward, text, answer):
     assert metrics["unreadable"] == (0.5 if answer else 1.0)
 
 
-def test_groups_that_are_all_right_and_all_wrong_are_counted_by_the_accuracy_alone():
-    """Of four questions: all right with different rewards, all wrong, mixed, all wrong."""
-    accuracy, other = [[1, 2], [0, -1], [1, 0], [0, 0]], [[0, 1], [0, 0], [0, 1], [0, 1]]
-    rollout = a_rollout(torch.tensor([accuracy, other]).float())
+def test_the_metrics_of_four_questions_by_hand():
+    """The accuracy alone says which groups are all right (with different rewards) or all wrong.
+    Tokens of which the sampler does not say how likely they were do not count in the entropy."""
+    accuracy = [[1, 2], [0, -1], [1, 0], [0, 0]]
+    other = [[0, 1], [0, 0], [0, 1], [0, 1]]
+    logp = torch.tensor([-1.0, math.nan, -3.0, -5.0, math.nan, -3.0, -3.0, -3.0])[:, None]
+    rollout = a_rollout(torch.tensor([accuracy, other]).float(), logp=logp)
     metrics = summarize(rollout, rollout.total, torch.arange(8))
     assert (metrics["all_right"], metrics["all_wrong"]) == (1 / 4, 2 / 4)
-
-
-def test_the_entropy_is_the_mean_over_the_tokens_of_which_the_sampler_says_how_likely_they_were():
-    logp = torch.tensor([[-1.0, math.nan, -3.0], [-5.0, math.nan, 0.0]])
-    rollout = a_rollout([[0.0, 1.0]], [[3, 2]], logp=logp)
-    metrics = summarize(rollout, rollout.total, torch.arange(2))
     assert metrics["tokens_without_logp"] == 2 and metrics["entropy"] == 3.0

@@ -42,11 +42,11 @@ def tokenizer_that_opens(text):
 
 
 def completions_of(tokenizer, texts):
-    """Completions of these texts, the last ones cut off: without an EOS."""
+    """Completions of these texts. Those that do not end with <eos> or <|im_end|> are cut off."""
     rows = [torch.tensor(tokenizer(text).input_ids) for text in texts]
     lengths = torch.tensor([len(row) for row in rows])
     tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    truncated = torch.tensor([not text.endswith("<eos>") for text in texts])
+    truncated = torch.tensor([not text.endswith(("<eos>", "<|im_end|>")) for text in texts])
     mask = completion_mask(tokens, lengths)
     return Completions(tokens, lengths, truncated, -0.1 * mask, mask)
 
@@ -79,7 +79,9 @@ def test_train_and_eval_judge_the_answer_after_the_thought_that_the_prompt_opene
     loaded, tmp_path, monkeypatch
 ):
     """A sampler answers every question rightly, then cut off, and so on."""
-    folder, out, data = tmp_path / "model", tmp_path / "out", tmp_path / "x.jsonl"
+    folder = tmp_path / "model"
+    out = tmp_path / "out"
+    data = tmp_path / "x.jsonl"
     model, tokenizer = loaded
     tokenizer.chat_template = "{{ messages[-1]['content'] + '<think>\\n' }}"
     model.save_pretrained(folder)
@@ -102,24 +104,17 @@ def test_train_and_eval_judge_the_answer_after_the_thought_that_the_prompt_opene
 # --- special tokens ---
 
 
-def test_tags_that_are_special_tokens_are_seen_by_the_rewards():
-    """Some tokenizers have <think> and <answer> as special tokens. Only what ends a completion and
-    padding are left out."""
+@pytest.mark.parametrize("text, end", [
+    ("<think>\n9-8=1;</think>\n<answer>1</answer>", "<eos>"), ("<think>1", ""),
+    ("12", "<|im_end|>"), ("1<|im_end|>2", ""),
+])  # fmt: skip
+def test_the_rewards_see_special_tokens_but_not_the_one_that_ends_a_completion(text, end):
+    """Some tokenizers have <think> and <answer> as special tokens."""
     tokenizer = make_tokenizer()
-    tags = ["<think>", "</think>", "<answer>", "</answer>"]
-    tokenizer.add_special_tokens({"additional_special_tokens": tags})
-    assert set(tags) <= set(tokenizer.all_special_tokens)
-    texts = ["<think>\n9-8=1;</think>\n<answer>1</answer>", "<think>1"]
-    drawn = completions_of(tokenizer, [texts[0] + "<eos>", texts[1]])
-    assert drawn.texts(tokenizer) == texts
-
-
-def test_another_token_that_ends_a_completion_is_no_text():
-    tokenizer = make_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
-    drawn = completions_of(tokenizer, ["12<|im_end|>", "1<|im_end|>2"])
-    drawn.truncated = torch.tensor([False, True])
-    assert drawn.texts(tokenizer) == ["12", "1<|im_end|>2"]
+    special = ["<think>", "</think>", "<answer>", "</answer>", "<|im_end|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
+    assert {*special} <= {*tokenizer.all_special_tokens}
+    assert completions_of(tokenizer, [text + end, "1"]).texts(tokenizer) == [text, "1"]
 
 
 TURNS = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>\n{% endfor %}"

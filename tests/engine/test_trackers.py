@@ -39,7 +39,8 @@ def test_tensorboard_holds_the_numbers_of_the_metrics_and_no_step_twice(small, t
     later.log(4, {"accuracy": 7.0, "loss": None})
     later.log(5, {"accuracy": 7.0})
     go_on(tmp_path, "--steps 4")
-    rows, logged = files.read(tmp_path / "metrics.jsonl"), scalars(tmp_path / "tensorboard")
+    rows = files.read(tmp_path / "metrics.jsonl")
+    logged = scalars(tmp_path / "tensorboard")
     assert "lr" in logged
     for name in {*logged, *rows[0]}:
         expected = {row["step"]: row[name] for row in rows if row[name] is not None}
@@ -84,7 +85,8 @@ def test_wandb_that_cannot_begin_says_why_in_one_sentence(tmp_path, monkeypatch)
 def test_trackio_goes_on_with_a_run_and_begins_another_of_the_same_name(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # it is read at the import
     pytest.importorskip("trackio", reason="trackio is not installed")
-    folder, namesake = tmp_path / "a" / "mine", tmp_path / "b" / "mine"
+    folder = tmp_path / "a" / "mine"
+    namesake = tmp_path / "b" / "mine"
     for path, step in [(folder, 0), (namesake, 0), (folder, 1), (namesake, 0)]:
         tracker = Tracker("trackio", path, step, {})
         tracker.log(step + 1, {"accuracy": 0.25})

@@ -4,7 +4,6 @@ tests/concepts/test_tis.py.)"""
 import subprocess
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -18,13 +17,13 @@ from engine.model import vllm
 from engine.model.contract import Sampling
 from engine.model.vllm import VLLM
 from experiments.library.toy_model import make_tokenizer
+from tests.engine.runs import ROOT
 from tests.engine.test_sampling import assert_each_ends_at_its_first_stop
 from tests.training import completion_logprobs
 
 pytestmark = pytest.mark.slow
 
 PROMPTS = ["1+2+3+4+5=?", "9-8=?", "7+8-3=?"]
-ROOT = Path(__file__).parents[2]
 CLOSE = 1e-4  # two sums in float32, in different orders
 LONG = "1+2+3+4+5+6+7+8+9" * 18 + "=?"  # fills blocks of the prefix cache
 
@@ -60,7 +59,9 @@ def test_what_vllm_cannot_sample_is_refused(options, word, monkeypatch):
 
 def test_each_completion_draws_by_its_seed_its_place_and_its_number(small, monkeypatch):
     """A stand-in for vLLM notes what it is asked. So any number of ranks samples the same."""
-    asked, seeds, llm = [], {}, MagicMock()
+    asked = []
+    seeds = {}
+    llm = MagicMock()
 
     def generate(requests, options, use_tqdm):
         asked[:] = zip([r["prompt_token_ids"] for r in requests], [o.seed for o in options])

@@ -97,7 +97,8 @@ def test_a_column_of_the_wrong_length_is_an_error():
 
 
 def test_each_program_runs_once_for_all_rewards(monkeypatch):
-    ran, run_many = Counter(), programs.run_many
+    ran = Counter()
+    run_many = programs.run_many
     monkeypatch.setattr(programs, "run_many", lambda codes: ran.update(codes) or run_many(codes))
     programs._outputs.cache_clear()
     completions = [

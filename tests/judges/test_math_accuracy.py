@@ -195,7 +195,8 @@ def test_the_sign_before_the_box_counts():
 
 
 def test_what_cannot_be_parsed_is_wrong_and_such_a_gold_answer_is_named():
-    given, gold = ["6", r1(""), r1("\\frac{"), r1("0" * 1000 + "6")], "\\frac{"
+    given = ["6", r1(""), r1("\\frac{"), r1("0" * 1000 + "6")]
+    gold = "\\frac{"
     assert math_accuracy(given, ["6"] * 4) == [0.0] * 4
     mathematics._ask_verifier.cache_clear()
     with pytest.warns(UserWarning, match=r"\\frac\{"):

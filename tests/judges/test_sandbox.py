@@ -19,10 +19,10 @@ import pytest
 
 from judges import sandbox
 from judges.sandbox import protections, run_many, run_python
+from tests.engine.runs import ROOT
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 HOME = Path.home()
 LINUX = sys.platform == "linux"
 on_linux = pytest.mark.skipif(not LINUX, reason="Linux's ways")
@@ -61,7 +61,8 @@ def temp(tmp_path, monkeypatch):
     folder = tmp_path / "temp"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    before, had = caller_state(), open_and_running()
+    before = caller_state()
+    had = open_and_running()
     yield folder
     assert caller_state() == before
     assert open_and_running() <= had
@@ -327,7 +328,8 @@ def test_nobody_can_be_signalled(attack):
     """The real attack is made only where a harmless signal was refused: this test must not hurt
     when it fails."""
     needs("signals")
-    harmless, real = attack.format(0), attack.format(9)
+    harmless = attack.format(0)
+    real = attack.format(9)
     code = f"import os, signal\ntry: {harmless}\nexcept (OSError, AttributeError): {real}"
     attacker, other = run_many([code, "print(1)"], workers=1)
     assert attacker.error.startswith(("PermissionError", "OSError: [Errno 38]", "AttributeError"))
@@ -536,7 +538,8 @@ def test_what_the_kernel_offers_is_in_force():
 @pytest.fixture
 def less(tmp_path, monkeypatch):
     """The sandbox with a line changed, so that seccomp is missing."""
-    source, line = Path(sandbox.__file__).read_text(), 'not in ("x86_64", "aarch64")'
+    source = Path(sandbox.__file__).read_text()
+    line = 'not in ("x86_64", "aarch64")'
     assert source.count(line) == 1
     (tmp_path / "less.py").write_text(source.replace(line, '!= "none"'))
     monkeypatch.syspath_prepend(tmp_path)

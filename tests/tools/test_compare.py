@@ -1,7 +1,7 @@
 """Completions of another program are judged, and two evaluations are compared."""
 
 import json
-import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +10,10 @@ import pytest
 
 from engine.base import files
 from engine.base.errors import UserError
+from tests.engine.runs import ROOT
 from tests.test_eval import go
 from tools.compare import main
 
-ROOT = Path(__file__).parents[2]
 FEW = '{"question": "1", "answer": "1", '
 
 
@@ -24,7 +24,7 @@ def test_completions_of_another_program_are_scored(tmp_path, capsys):
     single = [{"question": a, "answer": a, "completion": x} for a, c in answers.items() for x in c]
     right = {"accuracy": 0.5, "samples": 3, "questions": 2, "pass@2": 5 / 6, "maj@3": 0.5}
     path = tmp_path / "x.jsonl"
-    for rows in (many, random.Random(0).sample(single, 6), [many[0], *single[3:]]):
+    for rows in (many, single[::2] + single[1::2], [many[0], *single[3:]]):
         path.write_text(files.as_lines(rows))
         main([str(path)])
         shown = capsys.readouterr().out
@@ -58,15 +58,6 @@ def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, cap
             main(paths)
 
 
-@pytest.mark.parametrize("content", [
-    b"\xff\xc0", b"1" * 5000, b"[" * 100_000, b"1", b"", b'{"question": "1"}',
-])  # fmt: skip
-def test_what_eval_has_not_written_is_not_compared(tmp_path, content):
-    (other := tmp_path / "other").write_bytes(content)
-    with pytest.raises(UserError, match="other is no file of answers .*: name eval-NAME.jsonl"):
-        main([str(other)] * 2)
-
-
 @pytest.mark.parametrize("words, content, message", [
     *(("a.jsonl", FEW + wrong + "}", "question 1: .* or 'completions'") for wrong in (
         '"completion": "3", "completions": ["3"]', '"completion": 3', '"completions": "3"',
@@ -75,16 +66,18 @@ def test_what_eval_has_not_written_is_not_compared(tmp_path, content):
     ("a.jsonl", FEW + '"completion": "3"}\n{"question": null}', "question 2: .* name both"),
     ("a.jsonl", '{"setting": {}}\n' + FEW + '"completion": "3"}', "question 1: .* name both"),
     ("a.jsonl", "", "empty"), ("a.jsonl", "no", "JSON object"),
-    ("none", "", "the file none does not exist"), ("a.jsonl none", "", "the file none does not"),
+    ("a.jsonl none", "", "the file none does not exist"),
     ("a.jsonl a.jsonl a.jsonl", "", "more than two files"),
     ("a.jsonl a.jsonl --judge toy_accuracy", "", "no effect with two files"),
     ("a.jsonl --output_dir runs a.jsonl", "", "no effect with two files"),
     ("a.jsonl --judge nobody", "", "nobody"),
     ("a.jsonl --output_dir a.jsonl", FEW + '"completion": "3"}', "a file in.*--output_dir than a"),
-])  # fmt: skip
+    *(("a.jsonl a.jsonl", content, "a.jsonl is no file of answers .*: name eval-NAME.jsonl")
+      for content in ("ÿÀ", "1" * 5000, "[" * 100_000, "1", "", '{"question": "1"}')),
+], ids=lambda value: value[:30])  # fmt: skip
 def test_bad_input_of_compare(words, content, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("a.jsonl").write_text(content)
+    Path("a.jsonl").write_text(content, encoding="latin-1")
     with pytest.raises(UserError, match=message):
         main(words.split())
 
@@ -93,5 +86,4 @@ def test_it_starts_in_any_folder_and_ends_with_one_sentence(tmp_path):
     words = [sys.executable, ROOT / "tools/compare.py", "none.jsonl"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("error: the file none.jsonl does not exist")
-    assert len(done.stderr.splitlines()) == 1
+    assert re.fullmatch("error: the file none.jsonl does not exist.*\n", done.stderr)

@@ -6,14 +6,13 @@ import contextlib
 import pytest
 import torch
 
-import train
 from engine.base import files
 from engine.base.errors import UserError
 from engine.model import networks
-from engine.run import curves
 from engine.run.metrics import group_gap
 from tasks import toy
 from tasks.table import TASKS
+from tests.engine.runs import run, written
 from tests.training import a_rollout
 from tools import doctor
 from tools.doctor import main
@@ -66,17 +65,14 @@ def logged(folder, steps=10, completions=("<answer>2</answer>",), options=(), pr
         "length": 9.0, "truncated": 0.0, "entropy": 0.3, "kl": 0.1, "kl_old": 0.001,
         "clip_fraction": 0.01, "grad_norm": 1.0, "lr": 1e-3,
     }
-    rows = []
-    for i in range(steps):
-        row = {"step": i + 1}
-        for name, value in (usual | metrics).items():
-            row[name] = value[i] if isinstance(value, list) else value
-        rows.append(row)
-    folder.mkdir(exist_ok=True)
+    columns = {"step": [*range(1, steps + 1)]}
+    for name, value in (usual | metrics).items():
+        columns[name] = value if isinstance(value, list) else [value] * steps
+    rows = [dict(zip(columns, row)) for row in zip(*columns.values())]
     sample = {"question": "1+1=?", "prompt": prompt, "answer": "2"}
     sample["completions"] = [{"completion": text} for text in completions]
-    files.append(folder / "samples.jsonl", *[sample] * steps)
-    files.append(folder / "metrics.jsonl", *rows)
+    files.write(folder / "samples.jsonl", files.as_lines([sample] * steps))
+    files.write(folder / "metrics.jsonl", files.as_lines(rows))
     files.write(folder / "run.json", files.as_json(dict(options)))
     return doctor.diagnosis(folder)[0]
 
@@ -89,16 +85,26 @@ def once(usual, value):
     return [usual] * 9 + [value]
 
 
-FALLS, RISES = change(0.3, 0.1), change(0.1, 0.8)
-CUT, LARGE, BELOW = "Answers are cut off", "The updates are too large", "The run ends below its"
-STILL, AWAY = "The updates hardly move", "The clip takes the gradient away"
-NOISE, ALIKE = "The samples are noise", "The samples are all alike"
-NO_ANSWER, HARD = "In most completions no answer is found", "The questions are too hard"
-WRONG, EASY = "The reward pays wrong answers", "The questions are too easy"
-GAMED, COLLAPSES = "Another reward is gamed", "The entropy collapses"
+FALLS = change(0.3, 0.1)
+RISES = change(0.1, 0.8)
+CUT = "Answers are cut off"
+LARGE = "The updates are too large"
+BELOW = "The run ends below its"
+STILL = "The updates hardly move"
+AWAY = "The clip takes the gradient away"
+NOISE = "The samples are noise"
+ALIKE = "The samples are all alike"
+NO_ANSWER = "In most completions no answer is found"
+HARD = "The questions are too hard"
+WRONG = "The reward pays wrong answers"
+EASY = "The questions are too easy"
+GAMED = "Another reward is gamed"
+COLLAPSES = "The entropy collapses"
 ALWAYS = "A question is always right or always"
-HOT, COLD = {"temperature": 1.3}, {"temperature": 0.6}
-GSPO, TWICE = {"options": {"algorithm": "gspo"}}, {"options": {"mu": 2}}
+HOT = {"temperature": 1.3}
+COLD = {"temperature": 0.6}
+GSPO = {"options": {"algorithm": "gspo"}}
+TWICE = {"options": {"mu": 2}}
 
 
 @pytest.mark.parametrize("name, healthy, faulty, what, more", [
@@ -134,8 +140,7 @@ GSPO, TWICE = {"options": {"algorithm": "gspo"}}, {"options": {"mu": 2}}
 ])
 def test_each_limit_from_both_sides(name, healthy, faulty, what, more, tmp_path):
     for value, expected in ((healthy, None), (faulty, what)):
-        folder = tmp_path / str(expected)
-        named_first(logged(folder, **more | {name: value}), expected)
+        named_first(logged(tmp_path, **more | {name: value}), expected)
 
 
 def paid(*answers, **more):
@@ -163,6 +168,9 @@ UNREAD = {"unreadable": 0.6, "no_signal/a": 1.0, "completions": ["12"]}
     ({"accuracy": change(0.5, 0.09)}, LARGE), ({"accuracy": change(0.5, 0.11)}, BELOW),
     ({"accuracy": change(0.12, 0.021)}, BELOW),
     ({"accuracy": change(0.5, 0.09), "reward": RISES}, BELOW),
+    # a form that is met once, and one that is not known
+    ({"accuracy": RISES, "reward/format_reward": once(0.0, 0.1)}, None),
+    ({"accuracy": RISES, "reward/my_format": 0.0}, None),
 ])
 def test_of_several_faults_the_cause_comes_first(metrics, what, tmp_path):
     named_first(logged(tmp_path, **metrics), what)
@@ -197,26 +205,20 @@ def test_a_form_that_is_never_met_is_shown_by_the_nearest_completion(
     assert f"as {completion!r}" in finding
 
 
-def test_a_form_that_is_met_once_or_not_known_is_no_finding(tmp_path):
-    assert not logged(tmp_path, accuracy=RISES, **{
-        "reward/format_reward": [0.0] * 9 + [0.1], "reward/my_format": 0.0})
-
-
-@pytest.mark.parametrize("after, healthy", [(0.40, True), (0.35, False)])
-def test_a_run_whose_evaluation_ends_below_its_start_is_never_healthy(after, healthy, tmp_path):
+def test_a_run_whose_evaluation_ends_below_its_start_is_never_healthy(tmp_path):
     """Though the accuracy of the samples rises."""
-    scores = {"before": {"greedy": {"accuracy": 0.393}}, "after": {"greedy": {"accuracy": after}}}
-    files.write(tmp_path / "summary.json", files.as_json(scores))
-    findings = logged(tmp_path, accuracy=RISES)
-    said = "The run ends below its start: greedy accuracy 0.393 → 0.350. Seen in 10 steps: "
-    assert not findings if healthy else findings[-1].startswith(said)
+    for after, said in [
+        (0.40, None), (0.35, "The run ends below its start: greedy accuracy 0.393 → 0.350. Seen in")
+    ]:
+        scores = {"before": {"greedy": {"accuracy": 0.393}}}
+        scores["after"] = {"greedy": {"accuracy": after}}
+        files.write(tmp_path / "summary.json", files.as_json(scores))
+        named_first(logged(tmp_path, accuracy=RISES), said)
 
 
 def test_a_rise_is_more_than_the_steps_vary():
-    for values, rises in [([0.1, 0.2] * 3 + [0.1, 0.3] * 2, False),
-                          ([0.1, 0.2] * 2 + [0.3] * 6, True),
-                          ([0.5] * 10, False), ([0.3] * 4 + [0.1] * 6, False)]:
-        assert doctor.metric_of(values).rises == rises
+    assert not doctor.metric_of([0.1, 0.2] * 3 + [0.1, 0.3] * 2).rises
+    assert doctor.metric_of([0.1, 0.2] * 2 + [0.3] * 6).rises
 
 
 def test_the_gap_within_a_group():
@@ -243,7 +245,7 @@ def test_of_few_steps_it_says_that_they_are_few_and_what_it_looked_at(tmp_path, 
 
 
 def test_a_healthy_run_and_a_folder_without_a_run(tmp_path, capsys):
-    for words in ([], [str(tmp_path)], [str(tmp_path / "none")], ["--help"], ["a", "b"]):
+    for words in ([], [str(tmp_path)], ["--help"], ["a", "b"]):
         with pytest.raises(UserError, match="name the folder of a run"):
             main(words)
     logged(tmp_path, accuracy=[i / 10 for i in range(10)])
@@ -257,29 +259,24 @@ def test_a_healthy_run_and_a_folder_without_a_run(tmp_path, capsys):
 # --- real runs ---
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A folder with the rewards and with questions of the toy."""
-    folder = tmp_path_factory.mktemp("doctor")
-    (folder / "own.py").write_text(OWN)
-    files.write(folder / "questions.jsonl", files.as_lines(map(toy.question, range(400))))
-    return folder
-
-
 @pytest.fixture
-def found(folder, tmp_path, small, monkeypatch):
-    """found(words of the command line) → what the doctor finds in this run."""
-    monkeypatch.setattr(curves, "curves", lambda *_: None)
+def found(tmp_path, small, undrawn, capsys):
+    """found(words of the command line) → what the doctor finds in this run. At its end, also if it
+    stops, train.py says the first finding."""
+    (tmp_path / "own.py").write_text(OWN)
+    data = written(tmp_path / "questions.jsonl", map(toy.question, range(400)))
+    usual = ("--algorithm grpo --questions_per_step 2 --group_size 8 --steps 10 --lr 3e-4 "
+             f"--minibatches 2 --max_new_tokens 40 --dataset {data} --rewards toy_accuracy ")
 
     def found(words, model=small):
-        usual = (
-            f"--model {model} --dataset {folder}/questions.jsonl --output_dir {tmp_path}/run "
-            "--algorithm grpo --questions_per_step 2 --group_size 8 --steps 10 --lr 3e-4 "
-            "--minibatches 2 --max_new_tokens 40 --rewards toy_accuracy ")
-        words = (usual + words.replace("own:", f"{folder}/own.py:")).split()
+        own = words.replace("own:", f"{tmp_path}/own.py:")
         with contextlib.suppress(UserError):  # if the run stops, because it failed too often
-            train.main(words)
-        return doctor.diagnosis(tmp_path / "run")[0]
+            run(model, tmp_path / "run", usual + own)
+        findings = doctor.diagnosis(tmp_path / "run")[0]
+        said = capsys.readouterr().out
+        assert not findings or said.endswith(
+            f"\n{findings[0]} More: python tools/doctor.py {tmp_path}/run\n")
+        return findings
 
     return found
 
@@ -289,7 +286,8 @@ def found(folder, tmp_path, small, monkeypatch):
     ("--steps 1 --rewards own:one", WRONG), ("--steps 1 --max_new_tokens 2", CUT),
     ("--steps 1 --rewards own:fails_on_thoughts", "A reward function fails"),
     ("--steps 1 --algorithm cppo --keep own:none", "No completion is kept"),
-    ("--steps 2 --algorithm cppo", None),
+    ("--steps 2 --rewards own:zero", "The reward never fires"),
+    ("--lr 1e9 --rewards own:even", "Updates are skipped"), ("--steps 2 --algorithm cppo", None),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
         ("--max_new_tokens 12 --steps 16", CUT), ("--temperature 3", NOISE),
         ("--temperature 0.05 --rewards own:even", ALIKE),
@@ -303,17 +301,6 @@ def found(folder, tmp_path, small, monkeypatch):
 ])
 def test_a_fault_is_named_first(words, what, found):
     named_first(found(words), what)
-
-
-@pytest.mark.parametrize("words, what", [
-    ("--steps 2 --rewards own:zero", "The reward never fires"),
-    ("--lr 1e9 --rewards own:even", "Updates are skipped"),
-])
-def test_train_says_the_first_at_its_end_also_if_it_stops(words, what, found, capsys, tmp_path):
-    findings = found(words)
-    named_first(findings, what)
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"{findings[0]} More: python tools/doctor.py {tmp_path}/run"
 
 
 @pytest.mark.slow
