@@ -31,7 +31,8 @@ def test_the_page_is_what_its_parts_make():
 @pytest.mark.parametrize("name", ["live", "explorer"])
 def test_a_page_loads_nothing(name):
     page = PAGE.with_stem(name).read_text()
-    loads = r"https?:|\bsrc\s*=|@import|url\((?!#)|\bfetch\(|\bimport\b|importScripts|XMLHttpRequest"
+    loads = (r"https?:|\bsrc\s*=|@import|url\((?!#)|\bfetch\(|\bimport\b|importScripts|"
+             "XMLHttpRequest")
     assert not re.search(loads, page)
 
 
