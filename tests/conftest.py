@@ -35,6 +35,12 @@ def loaded(small):
     return load_model(small, torch.device("cpu"))
 
 
+@pytest.fixture
+def no_picture(monkeypatch):
+    """A run of this process draws no curves: they would take a fifth of a short run."""
+    monkeypatch.setattr("engine.run.curves.curves", lambda *_: None)
+
+
 LONGEST = ("test_main_job", "test_notebooks", "test_ranks", "test_train", "test_checkpoint")
 
 

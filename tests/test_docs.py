@@ -12,7 +12,6 @@ import pytest
 import torch
 from PIL import Image
 
-import train
 from conformance.compare import MODULES
 from engine.run.command_line import flat
 from engine.run.config import Config
@@ -138,10 +137,9 @@ METRICS = (ROOT / "docs/metrics.md").read_text()
 
 @pytest.fixture(scope="module")
 def ran(small, tmp_path_factory):
-    """The folder of a run of two steps of PPO, which writes all metrics. It was resumed."""
+    """The folder of a run of one step of PPO, which writes all metrics."""
     folder = tmp_path_factory.mktemp("ran")
     one_step(small, folder, "--algorithm", "ppo", "--group_size", "8", "--eval_questions", "1")
-    train.main(["--output_dir", str(folder), "--resume", "--steps", "2"])
     return folder
 
 
@@ -164,7 +162,7 @@ def test_every_metric_every_key_of_the_summary_and_every_option_is_documented(ra
     run = json.loads((ran / "run.json").read_text())
     assert set(run) == set(flat(Config())) >= set(explained)
     for name in keys_of_table(3)[2:]:  # the first two are checkpoints
-        assert (ran / name).exists() or (ran / "checkpoint-000002" / name).exists(), name
+        assert (ran / name).exists() or (ran / "checkpoint-000001" / name).exists(), name
 
 
 # --- the slides ---

@@ -25,6 +25,7 @@ from tests.training import completion_logprobs
 
 TOOL = "examples/my_tool.py:WithCalculator"
 ROOM = Sampling(toy_tool.MAX_NEW_TOKENS)
+pytestmark = pytest.mark.usefixtures("no_picture")
 
 
 @pytest.mark.parametrize("call, result", [
