@@ -93,17 +93,14 @@ def grpo_loss(logp, old_logp, advantages, mask, ref_logp=None, beta=0.04, clip_l
 PAD = "torch.nn.functional.pad"
 PLANTED = [  # (what is replaced, by what, what must be said)
     ("(logp - old_logp)", "(logp - old_logp).detach()", "✗ the ratio is detached"),
-    ("(logp - old_logp)", "(logp - logp.detach())", "✗ the ratio is always 1"),
     (".clamp(max=20)", "", "△ at a log-ratio of 90 in float32 the loss or its gradient is NaN"),
     ("ref_logp.detach() - logp", "logp - ref_logp.detach()", "✗ KL upside down"),
-    ("torch.exp(log_r) - log_r - 1", "torch.exp(log_r) + log_r - 1", "✗ k3 with the sign of log r"),
     ("mask.float()", f"{PAD}(mask.float()[:, :-1], (1, 0))", "✗ the mask is shifted by one"),
     ("mask.float()", "mask.float().roll(1, 1)", "✗ the mask is rolled by 1"),
     ("mask.float()", f"mask * {PAD}(mask[:, 1:], (0, 1))", "✗ the last token, the EOS"),
     ("torch.min", "torch.max", "✗ max in place of min: the clip acts on the wrong side"),
     (".sum(1) / mask.sum(1).clamp(min=1)", ".mean(1)", "✗ the sum over a completion is divided by"),
     ("old_logp.detach()", "old_logp", "△ a gradient flows into `old_logp`"),
-    ("ref_logp.detach()", "ref_logp", "△ a gradient flows into `ref_logp`"),
     (".clamp(min=1)", "", "△ an empty completion gives NaN"),
 ]
 
@@ -191,55 +188,6 @@ def test_weights_are_0_on_padding():
 
 
 # --- the program ---
-
-
-BROKEN = '''
-import torch
-import grpo, cppo
-from family import dapo, drgrpo, gspo, ppo, tis
-
-def kl_k3(p, q):
-    return torch.expm1(p - q) - (p - q)
-def group_advantages(rewards):
-    return (rewards - rewards.mean()) / (rewards.std() + 1e-4)
-def clipped_surrogate(ratio, advantages, *, clip_low=0.2):
-    a = advantages.unsqueeze(-1) if advantages.dim() < ratio.dim() else advantages
-    return ratio.clamp(1 - clip_low, 1 + clip_low) * a
-def token_logprobs(logits, tokens, *, temperature=1.0):
-    return grpo.token_logprobs(logits, tokens)
-def grpo_loss(logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.04):
-    loss, _ = grpo.grpo_loss(logp, old_logp, advantages, mask, ref_logp=ref_logp, beta=-beta)
-    return loss
-def keep_count(group_size, pruning_rate):
-    return int(group_size * (1 - pruning_rate))
-def prune(advantages, k):
-    return advantages.argsort(dim=1, descending=True, stable=True)[:, :k].sort(dim=1).values
-def gspo_loss(logp, old_logp, advantages, mask, *, clip_low=0.2, clip_high=0.2):
-    return gspo.gspo_loss(logp, old_logp, advantages, mask, clip_low=clip_low, clip_high=clip_high)
-def drgrpo_loss(logp, old_logp, advantages, mask, *, max_tokens, clip_low=0.2, clip_high=None):
-    return grpo.grpo_loss(logp, old_logp, advantages, mask, clip_low=clip_low, clip_high=clip_high)
-def gae(rewards, values, mask, *, gamma=1.0, lam=0.95):
-    advantages, _ = ppo.gae(rewards, values, mask, gamma=gamma, lam=lam)
-    advantages = ppo.whiten(advantages, mask)
-    return advantages, advantages + values.masked_fill(~mask.bool(), 0.0)
-'''
-SAID = {
-    "kl_k3": "k3 with the ratio upside down",
-    "group_advantages": "mean and std of the whole batch",
-    "clipped_surrogate": "clip(ρ)A without the min",
-    "token_logprobs": "the temperature is ignored",
-    "grpo_loss": "the sign of the KL term is turned round",
-    "keep_count": "⌊G(1−P)⌋ in floats",
-    "prune": "the largest A, not the largest |A|",
-    "gspo_loss": "clip range 0.2, as GRPO's",
-    "drgrpo_loss": "the weights of another algorithm [6]: a mean over each completion",
-    "gae": "whitened before the returns are taken",
-}
-
-
-@pytest.mark.parametrize("name", SAID)
-def test_a_deliberate_break_in_each_of_ten_functions_is_named(name):
-    assert said(name, made(BROKEN, name)).startswith(f"✗ {SAID[name]}")
 
 
 ALONE = """
