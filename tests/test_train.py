@@ -470,10 +470,12 @@ def test_a_row_with_a_rule_of_its_own_is_listed_trains_and_resumes(small, tmp_pa
         monkeypatch.setitem(ALGORITHMS, "mine", replace(mine, keep=rule))
         assert re.search(r"^mine .* first_two +· +0.75 ", table(), re.MULTILINE)
     train.main(["--model", small, "--algorithm", "mine", "--plan"])
-    go(small, tmp_path / "run", "--algorithm", "mine", steps=1)
+    go(small, tmp_path / "run", "--algorithm", "mine", "--beta", "0", steps=1)
     train.main(["--output_dir", str(tmp_path / "run"), "--resume", "--steps", "2"])
     options = json.loads((tmp_path / "run/run.json").read_text())
     assert (options["keep"], options["steps"]) == (name, 2)
+    # without β there is no reference
+    assert [row["kl"] for row in files.read(tmp_path / "run/metrics.jsonl")] == [0, 0]
     for sample in files.read(tmp_path / "run/samples.jsonl"):
         kept = [row["kept"] for row in sample["completions"]]
         assert kept == [True] * 2 + [False] * 6
