@@ -122,6 +122,8 @@ def test_a_result_takes_room_and_may_be_cut_off(tokenizer):
         drawn, texts, _ = written(tokenizer, call, ["<answer>6</answer><eos>"] * 2, room=room)
         assert texts[0] == call[0] + more and drawn.tokens.shape[1] == room
         assert drawn.truncated.all() == drawn.truncated.any() == (room < 12)  # the last just fits
+    nobody, *_ = written(tokenizer, prompts=())
+    assert len(nobody.tokens) == 0
 
 
 def test_a_tools_number_is_never_paid():
