@@ -123,25 +123,32 @@ def test_a_mistake_in_a_plain_loss_is_named(old, new, words):
     assert said("grpo_loss", made(PLAIN.replace(old, new))).startswith(words)
 
 
-def divided(ddof, eps):
-    return lambda r: (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True, correction=ddof) + eps)
+@pytest.mark.parametrize("formula, words", [
+    ("(r - r.mean()) / (r.std(correction=0) + 1e-8)",
+     "✗ mean and std of the whole batch, not of each question's group [8], the population std, "),
+    ("(r - mean) / (mean + 1e-6)", "≈ divided by the mean of the group, as in MaxRL, plus 1e-06"),
+    ("(r - mean) / (r.std() + 1e-6)",
+     "≈ the std of the whole batch (REINFORCE++-baseline), plus 1e-06"),
+    # one rule for every eps: ≈ names it, △ adds what equal rewards get, if it is above 0.01 or NaN
+    ("(r - mean) / std", "△ the unbiased std without eps; equal rewards "),
+    ("(r - mean) / (population + 1e-8)", "△ the population std plus 1e-08; equal rewards "),
+    ("(r - mean) / (std + 1e-6)", "△ the unbiased std plus 1e-06; equal rewards "),
+    ("(r - mean) / (std + 1e-4)", "✓."),
+    ("(r - mean) / (population + 1e-4)", "≈ the population std plus 0.0001."),
+    ("(r - mean) / (std + 2e-4)", "≈ the unbiased std plus 0.0002."),
+    ("(r - mean) / (population + 1e-2)", "≈ the population std plus 0.01."),
+])
+def test_what_is_said_of_advantages(formula, words):
+    """It ends with a full stop here if nothing follows."""
+    def advantages(r):
+        mean, std = r.mean(1, keepdim=True), r.std(1, keepdim=True)
+        population = r.std(1, keepdim=True, correction=0)
+        return eval(formula, {"r": r, "mean": mean, "std": std, "population": population})
+
+    assert f"{said('group_advantages', advantages)}.".startswith(words)
 
 
 @pytest.mark.parametrize("name, function, words", [
-    ("group_advantages", lambda r: (r - r.mean()) / (r.std(correction=0) + 1e-8),
-     "✗ mean and std of the whole batch, not of each question's group [8], the population std, "),
-    ("group_advantages", lambda r: (r - r.mean(1, keepdim=True)) / (r.mean(1, keepdim=True) + 1e-6),
-     "≈ divided by the mean of the group, as in MaxRL, plus 1e-06"),
-    ("group_advantages", lambda r: (r - r.mean(1, keepdim=True)) / (r.std() + 1e-6),
-     "≈ the std of the whole batch (REINFORCE++-baseline), plus 1e-06"),
-    # one rule for every eps: ≈ names it, △ adds what equal rewards get, if it is above 0.01 or NaN
-    ("group_advantages", divided(1, 0.0), "△ the unbiased std without eps; equal rewards "),
-    ("group_advantages", divided(0, 1e-8), "△ the population std plus 1e-08; equal rewards "),
-    ("group_advantages", divided(1, 1e-6), "△ the unbiased std plus 1e-06; equal rewards "),
-    ("group_advantages", divided(1, 1e-4), "✓."),
-    ("group_advantages", divided(0, 1e-4), "≈ the population std plus 0.0001."),
-    ("group_advantages", divided(1, 2e-4), "≈ the unbiased std plus 0.0002."),
-    ("group_advantages", divided(0, 1e-2), "≈ the population std plus 0.01."),
     ("token_entropies", lambda x: -(x.softmax(-1) * x.log_softmax(-1)).sum(-1),
      "△ the entropy or its gradient is NaN if a word has −∞"),
     ("token_entropies", lambda x: torch.distributions.Categorical(logits=x).entropy(), "✓."),
@@ -152,8 +159,7 @@ def divided(ddof, eps):
      "✗ the smallest |A| are kept."),
     ("prune", lambda a, k: 0 * prune(a, k), f"– {compare.UNKNOWN}."),
 ])
-def test_what_is_said_of_a_function(name, function, words):
-    """It ends with a full stop here if nothing follows."""
+def test_what_is_said_of_another_function(name, function, words):
     assert f"{said(name, function)}.".startswith(words)
 
 
