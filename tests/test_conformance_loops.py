@@ -1,6 +1,5 @@
 """conformance/loops.py: a whole step is run, and what is wrong with it is read from the weights."""
 
-import random
 import types
 from copy import deepcopy
 from functools import partial
@@ -11,15 +10,8 @@ import pytest
 import torch
 
 import nano
-from algorithms import resolve
 from conformance import loops
 from conformance.loops import END, PADDING
-from engine.model.contract import Completions, Sampling
-from engine.model.logprobs import Policy
-from engine.model.networks import Networks
-from tests.examples import mask_of, named
-from train import train_step
-from update import Limits
 
 BETA = 0.04
 digits = lambda tokens: "".join(str(int(token)) for token in tokens)
@@ -42,25 +34,14 @@ class Digits:
         return digits(tokens)
 
 
-class Backbone(torch.nn.Module):
-    def __init__(self, policy):
-        super().__init__()
-        self.policy = policy
-
-    def forward(self, input_ids, **options):
-        return SimpleNamespace(last_hidden_state=self.policy.states(input_ids))
-
-
 class Language(torch.nn.Module):
-    """The table as a causal language model of transformers, as far as nano.py and train.py use it.
-    """
+    """The table as a causal language model of transformers, as far as nano.py uses it."""
 
     device = torch.device("cpu")
-    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=8))
 
     def __init__(self, policy, sampler):
         super().__init__()
-        self.policy, self.sampler, self.base_model = policy, sampler, Backbone(policy)
+        self.policy, self.sampler = policy, sampler
 
     def generate(self, input_ids, temperature, **options):
         return self.sampler.extend(input_ids, temperature)
@@ -68,47 +49,17 @@ class Language(torch.nn.Module):
     def forward(self, tokens, **options):
         return SimpleNamespace(logits=self.policy(tokens))
 
-    def get_output_embeddings(self):
-        return self.policy.head
-
 
 def of_nano(policy, questions, sampler, reward, *, module=None, P=0.5):
     """nano.step on the probe."""
     module = module or planted()
-    module.G, module.P, module.ROWS = sampler.group_size, P, 4
+    module.G, module.P, module.ROWS, module.HEAT = sampler.group_size, P, 4, sampler.temperature
     model = Language(policy, sampler)
     task = SimpleNamespace(system_prompt="", examples=[], max_new_tokens=sampler.longest)
     asked = [{"question": digits(prompt), "answer": digits(prompt)} for prompt in questions]
     module.step(
         model, deepcopy(model), policy.optimizer, Digits(), task,
         lambda texts, answer: [*map(reward, answer, texts)], asked)
-
-
-def of_train(policy, questions, sampler, reward, **options):
-    """train.py's train_step on the probe."""
-    model = Language(policy, sampler)
-
-    def sample(prompts, group_size, sampling, *_):
-        asked = [prompt for prompt in prompts for _ in range(group_size)]
-        drawn = [*map(torch.tensor, sampler(asked, sampling.temperature))]
-        tokens = torch.nn.utils.rnn.pad_sequence(drawn, batch_first=True)
-        mask = mask_of([*map(len, drawn)])
-        lengths = mask.sum(1)
-        return Completions(tokens, lengths, lengths < 0, torch.zeros(tokens.shape), mask)
-
-    scorer = partial(Policy, shares_prompts=False, temperature=sampler.temperature)
-    networks = Networks(
-        scorer(model), Digits(), SimpleNamespace(
-            sample=sample, dtype=torch.float32, free_memory=lambda: None,
-            refresh=lambda weights: None),
-        policy.optimizer, scorer(deepcopy(model)))
-    algorithm = resolve(
-        "cppo", group_size=sampler.group_size, mu=2, beta=BETA, questions_per_step=3, **options)
-    rule = named(lambda completions, question, **_: [*map(reward, question, completions)])
-    asked = [{"prompt": prompt, "question": digits(prompt)} for prompt in questions]
-    train_step(
-        networks, algorithm, rule, Sampling(sampler.longest, sampler.temperature),
-        Limits(micro_batch_tokens=24), asked, random.Random(0))
 
 
 def changed(text, changes):
@@ -306,9 +257,9 @@ def test_a_step_that_cannot_be_checked_is_told(step, words):
 
 
 def test_the_right_steps_hold():
-    sign, _, held, asked, left, _ = loops.verdict(partial(of_train, pruning_rate=0.5), BETA)
-    assert (sign, held, asked) == ("✓", 11, 11)
-    *_, left, _ = loops.verdict(of_nano, BETA)
-    assert left == "1 not asked: it samples at temperature 1"
+    heated = planted(("temperature=1.0, top_k", "temperature=HEAT, top_k"),
+                     ("-T:], temperature=1.0", "-T:], temperature=HEAT"))
+    sign, _, held, asked, left, _ = loops.verdict(partial(of_nano, module=heated), BETA)
+    assert (sign, held, asked, left) == ("✓", 11, 11, "")
     *_, left, _ = loops.verdict(partial(of_nano, P=0), BETA)
-    assert left.startswith("3 not asked") and "it prunes nothing" in left
+    assert left.startswith("3 not asked: it samples at temperature 1") and "prunes nothing" in left

@@ -22,6 +22,7 @@ from examples.my_rule import group_length, per_token
 from tests.training import completion_logprobs, completions, one_step, updated
 
 ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def test_rules_of_ones_own():
@@ -84,14 +85,6 @@ def test_a_loss_of_ones_own_may_ask_for_the_entropy(loaded, monkeypatch):
     assert losses[1] == pytest.approx(losses[0] - 0.001 * entropies[1], abs=1e-7)
 
 
-def test_a_run_takes_a_rule_and_a_reward_of_ones_own(small, tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    mine = ["--keep", "examples/my_rule.py:per_token", "--rewards", "toy_accuracy",
-            "examples/my_reward.py:brevity:0.1"]
-    metrics = one_step(small, tmp_path, "--eval_questions", "1", *mine)
-    assert metrics["kept"] == metrics["completions"] // 4 and 0 < metrics["reward/brevity"] < 1
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("program, name", [("my_algorithm", "mine"), ("my_loss", "with_entropy")])
 def test_a_run_takes_an_algorithm_of_ones_own(program, name, small, tmp_path):
@@ -99,12 +92,14 @@ def test_a_run_takes_an_algorithm_of_ones_own(program, name, small, tmp_path):
     assert one_step(small, tmp_path, *words, program=f"examples/{program}.py")["kept"] == 16
 
 
-def test_a_run_takes_a_data_set_of_ones_own(small, tmp_path, monkeypatch):
+def test_a_run_takes_a_data_set_a_rule_and_a_reward_of_ones_own(small, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    words = ["--dataset", "examples/my_dataset.jsonl", "--rewards", "number_accuracy",
-             "--max_new_tokens", "8"]
+    words = ["--dataset", "examples/my_dataset.jsonl", "--max_new_tokens", "8",
+             "--keep", "examples/my_rule.py:per_token", "--rewards", "number_accuracy",
+             "examples/my_reward.py:brevity:0.1"]
     metrics = one_step(small, tmp_path, *words)
-    assert metrics["questions"] == 4 and "reward/number_accuracy" in metrics
+    assert metrics["kept"] == metrics["completions"] // 4 and metrics["questions"] == 4
+    assert "reward/number_accuracy" in metrics and 0 < metrics["reward/brevity"] < 1
 
 
 def test_a_run_takes_a_sampler_of_ones_own(small, tmp_path):

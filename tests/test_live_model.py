@@ -12,7 +12,7 @@ from engine.model.contract import Sampling
 from engine.model.logprobs import completion_mask
 from engine.model.sampling import Sampler
 from experiments.library import toy_model
-from grpo import grpo_loss, sequence_mean_weights
+from grpo import grpo_loss, token_logprobs
 from tasks import toy
 from tests.live import (
     flat,
@@ -42,52 +42,10 @@ def batches(tokenizer):
     rng, found = random.Random(5), []
     for index in (3, 8):
         prompt, right = toy_model.demonstration(index, "wordy")
-        texts = [right, f"<answer>{index}</answer>"]
-        completions = [tokenizer.encode(text) + [1] for text in texts]
+        completions = [tokenizer.encode(right) + [1], tokenizer.encode("<answer>5</answer>") + [1]]
         completions += [[rng.randrange(22) for _ in range(n)] for n in (1, 2, 11)]
         found.append((tokenizer.encode(prompt), completions))
     return found
-
-
-def numbers_of(model, batch, seed):
-    """(lengths, advantages, log π_old, log π_ref) of a batch, the last two for each token of its
-    completions, one after the other. Both differ from log π, so that the clip and the KL act."""
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.tensor([len(tokens) for tokens in batch[1]])
-    advantages = torch.randn(len(lengths), generator=generator).double()
-    with torch.no_grad():
-        logp = logits_and_logp(model, batch)[1]
-    noise = 0.3 * torch.randn(2, len(logp), generator=generator).double()
-    return lengths, advantages, *(logp + noise)
-
-
-def logits_and_logp(model, batch):
-    """(logits of all rows (N, L, V), log-probabilities of the completions' tokens (Σ T,))"""
-    prompt, completions = batch
-    whole = [torch.tensor(prompt + tokens) for tokens in completions]
-    tokens = pad_sequence(whole, batch_first=True)
-    logits = model(tokens).logits
-    logp = []
-    for row, own in zip(logits, completions):
-        predicting = row[len(prompt) - 1 : len(prompt) + len(own) - 1] / TEMPERATURE
-        logp.append(predicting.log_softmax(-1)[range(len(own)), own])
-    return logits, torch.cat(logp)
-
-
-def padded(numbers, lengths):
-    return pad_sequence(numbers.split(lengths.tolist()), batch_first=True)
-
-
-def torch_loss(model, found, numbers):
-    """The project's loss of all batches together."""
-    loss, N = 0, sum(len(completions) for _, completions in found)
-    for batch, (lengths, advantages, old_logp, ref_logp) in zip(found, numbers):
-        logp = padded(logits_and_logp(model, batch)[1], lengths)
-        mask = completion_mask(logp, lengths)
-        loss += grpo_loss(
-            logp, padded(old_logp, lengths), advantages, mask, ref_logp=padded(ref_logp, lengths),
-            beta=0.1, weights=sequence_mean_weights(mask, num_sequences=N))[0]
-    return loss
 
 
 JS_LOSS = """
@@ -106,14 +64,30 @@ return [loss, [...model.gradient]];
 
 
 def test_the_loss_and_the_gradient_of_every_weight():
+    """Of both questions together. log π_old and log π_ref differ from log π, so that the clip and
+    the KL act."""
     model, tokenizer = model_of_page()
     found = batches(tokenizer)
-    numbers = [numbers_of(model, batch, seed) for seed, batch in enumerate(found)]
-    given = [[x.tolist() for x in of_batch] for of_batch in numbers]
+    rows = [torch.tensor(prompt + own) for prompt, completions in found for own in completions]
+    start = len(found[0][0])  # both prompts are as long
+    lengths = torch.tensor([len(row) - start for row in rows])
+    tokens = pad_sequence(rows, batch_first=True)
+    logits = model(tokens[:, :-1]).logits[:, start - 1 :]
+    logp = token_logprobs(logits, tokens[:, start:], temperature=TEMPERATURE)
+    mask, generator = completion_mask(logp, lengths), torch.Generator().manual_seed(0)
+    A = torch.randn(10, generator=generator).double()
+    old_logp, ref_logp = (
+        logp.detach() + 0.3 * torch.randn(logp.shape, generator=generator) for _ in range(2))
+    expected, _ = grpo_loss(logp, old_logp, A, mask, ref_logp=ref_logp, beta=0.1)
+    expected.backward()
+
+    def of_question(q, x):
+        own = slice(5 * q, 5 * q + 5)
+        return (x[own][mask[own]] if x.shape == mask.shape else x[own]).tolist()
+
+    given = [[of_question(q, x) for x in (lengths, A, old_logp, ref_logp)] for q in range(2)]
     loss, gradient = run_js(JS_LOSS, base64=weights_in_base64(), batches=found, numbers=given,
                             temperature=TEMPERATURE)
-    expected = torch_loss(model, found, numbers)
-    expected.backward()
     assert loss == pytest.approx(expected.item(), abs=1e-5)
     sizes = [p.numel() for p in rounded_weights().values()]
     for (tensor, _), own in zip(tensors(), torch.tensor(gradient, dtype=F64).split(sizes)):

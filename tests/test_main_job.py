@@ -6,24 +6,32 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
+HALF = ["--steps", "16", "--eval_questions", "64"]
 
 
-def test_torchrun_train_py_teaches_the_toy_to_think(tmp_path):
+@pytest.mark.parametrize("words, accuracy", [
+    (HALF, 0.6), pytest.param([], 0.85, marks=pytest.mark.slow)], ids=["half", "whole"])
+def test_torchrun_train_py_teaches_the_toy_to_think(words, accuracy, tmp_path):
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", ROOT / "train.py",
+        sys.executable, "-m", "torch.distributed.run", "--standalone", ROOT / "train.py", *words,
     ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
     run = tmp_path / "runs/toy-cppo-1"
     summary = json.loads((run / "summary.json").read_text())
     before, after = summary["before"], summary["after"]
-    assert before["sampled"]["accuracy"] <= 0.50
-    assert after["sampled"]["accuracy"] >= 0.85 and after["greedy"]["accuracy"] >= 0.93
-    assert after["sampled"]["length"] >= 2 * before["sampled"]["length"]
+    assert before["sampled"]["accuracy"] <= 0.50 < accuracy <= after["sampled"]["accuracy"]
+    assert after["sampled"]["length"] >= 1.5 * before["sampled"]["length"]
     written = ("metrics.jsonl", "samples.jsonl", "curves.png", "run.json")
     assert all((run / name).stat().st_size > 0 for name in written)
     assert (tmp_path / summary["checkpoint"] / "model.safetensors").exists()
+    if words:
+        return
+    assert after["greedy"]["accuracy"] >= 0.93
+    assert after["sampled"]["length"] >= 2 * before["sampled"]["length"]
     lines = [line.split() for line in done.stdout.splitlines()]
     [last] = [words for words in lines if words and words[0] == "17–32"]
     # the second example, because the base answers the first one right

@@ -1,8 +1,10 @@
 """examples/my_tool.py: a calculator in a completion. What it computes, who wrote what, when it
 ends; and a run with it, which is killed and resumed."""
 
-import json
+import math
+import random
 import shutil
+from copy import deepcopy
 
 import pytest
 import torch
@@ -10,10 +12,12 @@ from safetensors.torch import load_file
 
 import eval as evaluation
 import train
+from algorithms import resolve
+from engine.base import files
 from engine.base.errors import UserError
 from engine.model.contract import Completions, Sampling
 from engine.model.loading import load_model
-from engine.model.logprobs import completion_mask
+from engine.model.logprobs import Policy, completion_mask
 from engine.model.sampling import Sampler
 from engine.run.metrics import calls, results_of_tool
 from examples import my_tool
@@ -21,10 +25,14 @@ from examples.my_tool import WithCalculator, answer_call, calculate
 from experiments.library import toy_model
 from rewards import number_accuracy, toy_accuracy
 from tasks import toy_tool
-from tests.training import completion_logprobs
+from tests.examples import named
+from tests.training import completion_logprobs, networks_around
+from train import train_step
+from update import Limits
 
 TOOL = "examples/my_tool.py:WithCalculator"
 ROOM = Sampling(toy_tool.MAX_NEW_TOKENS)
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 @pytest.mark.parametrize("call, result", [
@@ -52,11 +60,7 @@ class Script:
         self.tokenizer, self.turns, self.asked, self.seeds = tokenizer, list(turns), [], []
         self.stop_ids = [tokenizer.eos_token_id]
 
-    def refresh(self, weights):
-        pass
-
-    def free_memory(self):
-        pass
+    refresh = free_memory = None  # nobody trains here
 
     def sample(self, prompts, group_size, sampling, seed, places=None):
         if not prompts:
@@ -118,6 +122,8 @@ def test_a_result_takes_room_and_may_be_cut_off(tokenizer):
         drawn, texts, _ = written(tokenizer, call, ["<answer>6</answer><eos>"] * 2, room=room)
         assert texts[0] == call[0] + more and drawn.tokens.shape[1] == room
         assert drawn.truncated.all() == drawn.truncated.any() == (room < 12)  # the last just fits
+    nobody, *_ = written(tokenizer, prompts=())
+    assert len(nobody.tokens) == 0
 
 
 def test_a_tools_number_is_never_paid():
@@ -173,6 +179,43 @@ def test_logp_is_that_of_the_whole_completion_with_its_results(base):
     torch.testing.assert_close(logp * drawn.mask, drawn.logp, rtol=0, atol=1e-4)
 
 
+def place_in_group(completions, **columns):
+    return [float(i % 8) for i in range(len(completions))]
+
+
+def test_only_the_tokens_of_the_policy_are_trained_on_and_counted(base):
+    """Some completions end within a result. Nobody knows the log-probability of a tool's token.
+    (tests/test_update.py: the update of completions with such tokens is that of a plain loop.)"""
+    model, tokenizer = deepcopy(base[0]), base[1]
+    networks = networks_around(Policy(model), tokenizer, lr=0.1)
+    sampler, found = WithCalculator(networks.sampler, tokenizer, ROOM), []
+
+    def sample(*given):
+        [drawn] = found[:] = [WithCalculator.sample(sampler, *given)]
+        drawn.logp[~drawn.mask] = math.nan
+        return drawn
+
+    sampler.sample, networks.sampler = sample, sampler
+    questions = [toy_tool.question(i) | {"prompt": prompt}
+                 for i, prompt in enumerate(prompts_of(tokenizer, 2))]
+    algorithm = resolve("cppo", group_size=8, pruning_rate=0.5, mu=1, beta=0.0)
+    limits = Limits(micro_batch_tokens=64)  # several micro-batches
+    step = train_step(networks, algorithm, named(place_in_group), Sampling(12), limits, questions,
+                      random.Random(1))
+    [drawn], metrics = found, step.metrics
+    n = drawn.mask.sum(1)
+    ends = drawn.mask.gather(1, drawn.lengths[:, None] - 1)
+    assert n.all() and not ends.all() and drawn.lengths.sum() > n.sum() + 10
+
+    assert torch.equal(step.rollout.lengths.flatten(), n) and len(step.rows) == 8
+    assert metrics["tokens_trained"] == n[step.rows].sum()
+    assert metrics["tokens_generated"] == n.sum() and metrics["length"] == n.sum() / 16
+    surprise = -drawn.logp[drawn.mask].sum().item()
+    assert metrics["entropy"] == pytest.approx(surprise / n.sum().item(), rel=1e-4)
+    # the sampler has read the tool's answers, and so has the scorer
+    assert metrics["sampler_gap_max"] < 1e-3 < metrics["grad_norm"]
+
+
 def test_a_run_learns_to_call_and_goes_on_exactly_after_a_kill(tmp_path):
     options = ["--dataset", "toy_tool", "--sampler", TOOL, "--questions_per_step", "2",
                "--eval_questions", "16", "--save_every", "1", "--steps", "2"]
@@ -185,14 +228,14 @@ def test_a_run_learns_to_call_and_goes_on_exactly_after_a_kill(tmp_path):
     weights = [load_file(folder / "checkpoint-000002" / "model.safetensors")
                for folder in (tmp_path / "run", killed)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    rows = [json.loads(line) for line in (killed / "metrics.jsonl").read_text().splitlines()]
+    rows = files.read(killed / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2] and rows[0]["calls"] > 0.2
     samples = (killed / "samples.jsonl").read_text()
     assert '"written_by_tool": ["<result>' in samples
 
     evaluation.main(["--model", str(killed), "--benchmark", "toy_tool", "--questions", "16",
                      "--sampler", TOOL])
-    answers = [json.loads(line) for line in (killed / "eval-toy_tool.jsonl").open()][1:]
+    answers = files.read(killed / "eval-toy_tool.jsonl")[1:]
     called = [row for row in answers if "<result>" in row["completion"]]
     for row in called:  # without the tool's tokens, with the EOS
         own = my_tool.re.sub(r"<result>.*?</result>", "", row["completion"])
@@ -201,14 +244,13 @@ def test_a_run_learns_to_call_and_goes_on_exactly_after_a_kill(tmp_path):
     assert called
 
 
-@pytest.mark.parametrize("words, message", [
-    (["--sampler", "examples/my_tool.py:Nothing"], "has no function 'Nothing'"),
-    (["--sampler", "vlm"], "--sampler: unknown sampler 'vlm': did you mean vllm"),
-    (["--sampler", "none.py:WithCalculator"], "none.py does not exist"),
+@pytest.mark.parametrize("sampler, message", [
+    ("examples/my_tool.py:Nothing", "has no function 'Nothing'"),
+    ("vlm", "--sampler: unknown sampler 'vlm': did you mean vllm"),
 ])
-def test_a_sampler_that_is_not_there_is_refused(words, message):
+def test_a_sampler_that_is_not_there_is_refused(sampler, message):
     with pytest.raises(UserError, match=message):
-        train.main(words)
+        train.main(["--sampler", sampler])
 
 
 def test_demonstrations_call_or_guess_and_their_results_are_not_learned(tokenizer):

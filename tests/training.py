@@ -17,6 +17,7 @@ from engine.model.contract import Sampling
 from engine.model.logprobs import Policy, completion_mask
 from engine.model.networks import Networks, add_optimizer, first_critic, frozen, our_sampler
 from engine.model.pace import PACES
+from grpo import token_logprobs
 from records import FIRST, Batch, Rollout
 from tests.examples import named
 from update import Limits, cut_into_minibatches, update
@@ -74,8 +75,7 @@ def loss_on(demonstrations, model, tokenizer):
     for question, completion in demonstrations:
         start = len(tokenizer(question).input_ids)
         ids = tokenizer(question + completion + "<eos>", return_tensors="pt").input_ids
-        logp = model(ids).logits[0, start - 1 : -1].log_softmax(-1)
-        losses.append(-logp.gather(1, ids[0, start:, None]))
+        losses.append(-token_logprobs(model(ids).logits[0, start - 1 : -1], ids[0, start:]))
     return torch.cat(losses).mean(), torch.stack([each[-1] for each in losses]).mean()
 
 

@@ -69,10 +69,10 @@ function answer_right(completion, answer) {
   return extract_answer(completion) === String(answer) ? 1 : 0;
 }
 
-// 1 for <think>…</think>, a new line, <answer>…</answer> and nothing else: format_reward.
+// 1 for <think>…</think>, a new line or two, <answer>…</answer> and nothing else: format_reward.
 function format(completion) {
   const no_tag = "(?:(?!</?(?:think|answer)>).)*";
-  const form = `^<think>${no_tag}</think>\n<answer>${no_tag}</answer>$`;
+  const form = `^<think>${no_tag}</think>\n{1,2}<answer>${no_tag}</answer>$`;
   return new RegExp(form, "s").test(completion) ? 1 : 0;
 }
 

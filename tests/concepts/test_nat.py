@@ -32,8 +32,10 @@ def every_cut(mask, share):
     """[(chance, which tokens are inside)]: all cuts of one completion, (1, T). The cut changes only
     where u passes a multiple of 1/n, n the number of cuts."""
     n = 60  # a multiple of each number of cuts here
-    return [(1 / n, random_prefixes(mask, torch.tensor([[(i + 0.5) / n]], dtype=F64), share=share))
-            for i in range(n)]
+    u = (torch.arange(n, dtype=F64)[:, None] + 0.5) / n
+    cuts, times = random_prefixes(mask.expand(n, -1), u, share=share).unique(
+        dim=0, return_counts=True)
+    return [(count / n, inside[None]) for inside, count in zip(cuts, times.tolist())]
 
 
 # --- by hand --------------------------------------------------------------------------------------
