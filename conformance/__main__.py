@@ -35,6 +35,8 @@ from functools import partial
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # a process with threads is not forked safely
+if __name__ == "__main__":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # with a GPU, autograd starts threads
 HERE = Path(__file__).resolve().parent
 THEIR_PATH = [*sys.path]
 sys.path.insert(0, str(HERE.parent))  # ours, also if a grpo.py lies in the folder of the caller

@@ -130,6 +130,7 @@ class Update:
     def add(self, rows, mask, values, shape):
         """Add what it computed for more rows. mask, values: (N, T) of these. shape: (Q·G, T)."""
         self.rows += rows
+        mask = mask.cpu()
         for name, x in values.items():
             everywhere = self.values.setdefault(name, torch.full(shape, torch.nan))
             x = x.cpu().float().masked_fill(~mask, torch.nan)
@@ -235,7 +236,7 @@ def see_nano(step, number, model, reference, optimizer, tokenizer, task, reward,
         tokens = torch.cat([asked, completions], dim=1)
         mask = torch.cat([inside["asked_mask"], inside["mask"]], dim=1)
         logp = nano.logprobs(model, tokens, mask, completions.shape[1])
-        return logp.masked_fill(~inside["mask"], torch.nan)
+        return logp.masked_fill(~inside["mask"], torch.nan).cpu()
 
     calls, before, after = weights_before_and_after(model, score, record)
     inside = calls[step][0].inside
@@ -253,9 +254,10 @@ def see_nano(step, number, model, reference, optimizer, tokenizer, task, reward,
     lines = lines_of(NANO, lines_of_loss(calls, weights))
     about = {"command": "python nano.py", "step": number, "beta": nano.BETA, "clip": True,
              "weight": "1 / (N |o_i|)"}
-    return Seen(about, lines, questions, inside["completions"], inside["mask"], rewards,
-                rewards > 0, inside["advantages"].flatten(), rows.tolist(), updates, before, after,
-                model, tokenizer)
+    tokens, mask, advantages = inside["completions"], inside["mask"], inside["advantages"].flatten()
+    return Seen(about, lines, questions, tokens.cpu(), mask.cpu(), rewards.cpu(),
+                rewards.cpu() > 0, advantages.cpu(), rows.tolist(), updates, before, after, model,
+                tokenizer)
 
 
 # --- a run of train.py ---
@@ -320,7 +322,8 @@ def see_train(run_dir, config, algorithm):
     def score(recorded):
         rollout = recorded[1].rollout
         prompts = [q["prompt"] for q in rollout.questions for _ in range(algorithm.group_size)]
-        batch = Batch(prompts, rollout.tokens, rollout.mask, rollout.total.flatten())
+        batch = Batch(
+            prompts, rollout.tokens, rollout.mask, rollout.total.flatten().to(device))
         logp = update.compute_minibatch(networks.policy.logprobs, batch, networks.policy, limits)
         return logp.cpu().masked_fill(~rollout.mask, torch.nan)
 

@@ -25,7 +25,14 @@ NAMED += ["grpo_loss", "value_loss", pytest.param("gspo_loss", marks=pytest.mark
 
 
 @pytest.fixture
-def here(tmp_path, capfd):
+def forked():
+    """The kit may fork this process."""
+    if torch.cuda.is_available():
+        pytest.skip("with a GPU, autograd has threads in this process")
+
+
+@pytest.fixture
+def here(tmp_path, capfd, forked):
     """(exit code, output, --json) of the kit for a file with this text: in this process, so that
     torch is imported once."""
     def run(text, *words):
@@ -375,7 +382,7 @@ def test_another_draw_is_right_and_what_nobody_knows_is_wrong_only_if_a_test_say
     assert "does not hold" in output.split("value_loss")[1].split("\nkl_k")[0]
 
 
-def test_check_raises_the_sentences_or_passes(tmp_path, monkeypatch):
+def test_check_raises_the_sentences_or_passes(tmp_path, monkeypatch, forked):
     """`check` in a test of somebody, whose grpo.py is not ours."""
     (tmp_path / "grpo.py").write_text("turned = lambda p, q: q - p\n")
     (tmp_path / "right.py").write_text("from grpo import kl_k2\n")

@@ -106,7 +106,8 @@ def test_a_run_takes_a_sampler_of_ones_own(small, tmp_path):
     """transformers' generate. Its log-probabilities are the trainer's, also after an update: with
     old weights the gap would be about `kl_old`."""
     words = ["--sampler", "examples/my_sampler.py:Generate", "--eval_questions", "2",
-             "--lr", "1e-3", "--warmup", "0", "--model", small, "--questions_per_step", "1"]
+             "--lr", "1e-3", "--warmup", "0", "--model", small, "--questions_per_step", "1",
+             "--dtype", "float32"]
     assert train.main([*words, "--steps", "2", "--output_dir", str(tmp_path)]) == 0
     first, second = files.read(tmp_path / "metrics.jsonl")
     assert first["kl_old"] > 1e-2
@@ -121,11 +122,12 @@ def test_a_sampler_of_ones_own_keeps_the_contract(loaded, small, sampling):
     own = Sampler(model, tokenizer)
     sampler = my_sampler.Generate(
         small, tokenizer, torch.float32, sampling, stop_ids=own.stop_ids, longest=99, seed=0)
+    model.to(sampler.model.device)
     prompts = tokenizer(["1+2+3+4+5=?", "9-8=?", "7+8-3=?"]).input_ids
     drawn = sampler.sample(prompts, 4, sampling, seed=5)
     rows = [prompt for prompt in prompts for _ in range(4)]
     logp = completion_logprobs(
-        model, rows, drawn.tokens, drawn.mask, temperature=sampling.temperature or 1.0)
+        model, rows, drawn.tokens, drawn.mask.cpu(), temperature=sampling.temperature or 1.0)
     torch.testing.assert_close(logp, drawn.logp, rtol=0, atol=1e-4)
     assert drawn.mask.sum(1).tolist() == drawn.lengths.tolist()
     if sampling.temperature == 0:

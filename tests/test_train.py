@@ -316,7 +316,7 @@ def stop_after(step, monkeypatch):
 
 
 @pytest.mark.parametrize("options", [
-    ["--mu", "1", "--minibatches", "1", "--temperature", "0.9"],
+    ["--mu", "1", "--minibatches", "1", "--temperature", "0.9", "--dtype", "float32"],
     ["--algorithm", "ppo", "--group_size", "1", "--questions_per_step", "16"],
     ["--algorithm", "gfpo_adaptive", "--group_size", "16", "--keep", "efficiency"],
 ], ids=["reference", "ppo, one completion of a question", "gfpo_adaptive"])  # fmt: skip
@@ -361,7 +361,8 @@ def test_stop_kl_ends_a_run_with_the_checkpoint_from_before(small, tmp_path, mon
     monkeypatch.setattr(train, "examine", examine)
     monkeypatch.setattr(begin, "build", build)
     monkeypatch.setattr(state, "build", build)
-    words = ["--beta", "0", "--seed", "1", "--save_every", "2", "--minibatches", "1"]
+    words = ["--beta", "0", "--seed", "1", "--save_every", "2", "--minibatches", "1",
+             "--dtype", "float32"]
     whole, folder = tmp_path / "whole", tmp_path / "run"
     go(small, whole, *words, "--stop_kl", "1e9", steps=6)
     measured, _, _ = run_of(whole)
@@ -376,7 +377,7 @@ def test_stop_kl_ends_a_run_with_the_checkpoint_from_before(small, tmp_path, mon
         assert sentence in capsys.readouterr().out and "checkpoint-000002" in sentence
         saved = load_file(folder / "checkpoint-000002/model.safetensors")
         after = evaluated.pop("evaluation after")
-        assert all(torch.equal(weight, after[name]) for name, weight in saved.items())
+        assert all(torch.equal(weight, after[name].cpu()) for name, weight in saved.items())
         train.main(["--output_dir", str(folder), "--resume", "--stop_kl", limit])
     assert run_of(folder)[0] == measured and checkpoint.newest(folder).name == "checkpoint-000006"
 

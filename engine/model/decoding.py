@@ -29,6 +29,7 @@ def write_completions(model, prompts, pad_id, sampling, stop_ids, u, tokens, log
     """
     T = tokens.shape[1]
     pace = PACES[model.device.type]
+    progress.say("sampling", 1, T, "tokens")
     rows, logits = read_prompts(model, prompts, pad_id, sampling, stop_ids, u, tokens, logp)
     rows.step(logits)
     records, graph = pace.records, None

@@ -3,14 +3,11 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-import torch
-
 from algorithms import ALGORITHMS, OVER_KEPT, Row, rule_name
 from engine.base.errors import UserError
 from engine.data.rows import check_columns, check_dataset
 from engine.model.folders import resolve_model
 from engine.model.networks import sampler_class
-from engine.model.vllm import INSTALL
 from engine.run.hooks import load_hooks
 from engine.scoring.score import load_rewards
 from tasks.table import base_model, task_of
@@ -81,8 +78,7 @@ def check_algorithm(o):
 
 
 def notes_on_options(o):
-    """Sentences about LoRA, the temperature and vLLM. o: as for `check_options`."""
-    could_be_vllm = o.sampler == "ours" and not o.lora and o.model != "toy"
+    """Sentences about LoRA and the temperature. o: as for `check_options`."""
     notes = [
         (o.lora and o.lr == task_of(o.dataset).lr,
          f"--lora: the learning rate is {o.lr:g}, that of all weights. Adapters usually need about "
@@ -90,8 +86,5 @@ def notes_on_options(o):
         (o.temperature != 1,
          "--temperature is not 1: completions are sampled from a policy that is not the model's "
          "own. Log-probabilities follow the temperature."),
-        (torch.cuda.is_available() and could_be_vllm and not find_spec("vllm"),
-         "vLLM is not installed. On a GPU it samples several times as fast: "
-         f"{INSTALL}, then add --sampler vllm."),
     ]
     return [note for surprises, note in notes if surprises]

@@ -88,7 +88,8 @@ def test_a_run_leaves_a_table_and_what_to_do_next(small, tmp_path, monkeypatch, 
     monkeypatch.setattr(progress, "say", lambda *words: said.append(words))
     assert run(small, folder, f"{WORDS} --steps 5") == 0
     out, err = capsys.readouterr()
-    assert re.match(f"CPPO on toy: qwen2, .*Folder: {folder}\nEach step: 1 question × 8 com", out)
+    of_a_gpu = "(note: a micro-batch .*\n)?"
+    assert re.match(f"CPPO on toy: qwen2, .*Folder: {folder}\n{of_a_gpu}Each step: 1 quest", out)
     head, before, *lines = table(out)
     scores = json.loads((folder / "summary.json").read_text())["before"]
     example = next(row for row in scores["examples"] if not row["correct"])

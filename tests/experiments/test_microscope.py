@@ -149,7 +149,8 @@ def test_the_numbers_of_the_page_are_those_of_the_formulas(recorded):
 
 def logprobs_in_float64(model, tokenizer, question, row):
     prompt = tokenizer(question["question"]).input_ids
-    logits = deepcopy(model).double()(torch.tensor([prompt + row])).logits[0]
+    ids = torch.tensor([prompt + row], device=model.device)
+    logits = deepcopy(model).double()(ids).logits[0]
     return logits.log_softmax(-1)[len(prompt) - 1 : -1][torch.arange(len(row)), row].tolist()
 
 
@@ -165,7 +166,9 @@ def test_the_log_probabilities_are_those_of_each_model_in_float64(recorded):
         assert first["logp"] == first["old"] == second["old"]
         for name, values in shown.items():
             right = logprobs_in_float64(models[name], seen.tokenizer, question, ids)
-            assert values == pytest.approx(right, abs=2e-5), name
+            # on a GPU nano.py computes in bfloat16
+            tolerance = 0.1 if torch.cuda.is_available() else 2e-5
+            assert values == pytest.approx(right, abs=tolerance), name
 
 
 # --- runs of train.py ---
@@ -184,7 +187,8 @@ RUNS = {
 def make_run(folder, *options):
     """A run of the toy that has ended, with its last two checkpoints. Returns its folder."""
     words = "--steps 2 --save_every 1 --eval_questions 4 --questions_per_step 2 --group_size 8"
-    train.main([*words.split(), "--lr", "3e-3", "--output_dir", str(folder), *options])
+    words += " --lr 3e-3 --dtype float32 --output_dir"
+    train.main([*words.split(), str(folder), *options])
     return str(folder)
 
 
@@ -207,7 +211,7 @@ def test_the_next_step_of_a_run_is_the_step_that_the_run_makes(options, tmp_path
     for name, tensor in saved.items():
         own = name.removeprefix("base_model.model.")
         own = own.replace(".weight", ".default.weight") if own != name else own
-        assert torch.equal(weights[own], tensor), name
+        assert torch.equal(weights[own].cpu(), tensor), name
 
     pages = [page_data(seen, n + 1) for n in range(len(seen.questions))]
     parts = 0.0
