@@ -359,7 +359,7 @@ def waits(lab):
         lab.step(1, pruning_rate=0.875)
     torch.cuda.set_sync_debug_mode("default")
     places = Counter(
-        one.filename.removeprefix(f"{ROOT}/").split("site-packages/")[-1] + f":{one.lineno}"
+        "/".join(Path(one.filename).parts[-2:]) + f":{one.lineno}"
         for one in told if "synchronizing CUDA" in str(one.message))
     counts = [("all", places.total()), *places.most_common(12)]
     yield [{"": place, "times": times} for place, times in counts]

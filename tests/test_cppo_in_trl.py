@@ -18,6 +18,7 @@ trl = pytest.importorskip("trl", reason="TRL is not installed: bash examples/tes
 
 from examples import cppo_in_trl  # noqa: E402
 from examples.cppo_in_trl import CPPOTrainer  # noqa: E402
+from tests.engine.runs import ENVIRONMENT  # noqa: E402
 from tests.training import weights_of  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
@@ -169,6 +170,6 @@ def test_on_two_devices_each_holds_whole_groups(rows, said, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
                "2", tmp_path / "program.py"]
     done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=ROOT, capture_output=True,
+        command, env=os.environ | ENVIRONMENT, cwd=ROOT, capture_output=True,
         text=True, timeout=200)
     assert (done.stdout + done.stderr).count(said) >= 2, done.stderr[-2000:]

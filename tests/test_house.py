@@ -3,6 +3,7 @@ there is to read. The imports inside functions count, too."""
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -205,7 +206,8 @@ def size_of_function(path, line):
 
 def test_a_reader_passes_few_functions_before_the_first_gradient(tmp_path):
     words = [sys.executable, "-c", TRACE, str(tmp_path / "run")]
-    run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    run = subprocess.run(words, cwd=ROOT, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+                         capture_output=True, text=True, check=True)
     entered = json.loads(re.search(r"^entered (.+)$", run.stdout, re.MULTILINE)[1])
     assert 50 < len(entered) <= FUNCTIONS and len({path for path, _ in entered}) <= IN_FILES
     assert sum(size_of_function(*function) for function in entered) <= NODES

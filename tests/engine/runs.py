@@ -8,7 +8,8 @@ import train
 from engine.base import files
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}  # beside that of this process
+# beside that of this process. Several ranks compute on the CPU, also beside a single GPU
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def run(model, folder, words=""):

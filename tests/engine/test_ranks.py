@@ -189,7 +189,9 @@ def two(small, tmp_path_factory):
     # one process imports all, and each rank is a fork of it
     modules = [__name__, "torch.distributed.fsdp", "transformers.models.qwen2.modeling_qwen2"]
     multiprocessing.set_forkserver_preload(modules)
-    start_processes(make, (free_port(), small, out), nprocs=2, start_method="forkserver")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        start_processes(make, (free_port(), small, out), nprocs=2, start_method="forkserver")
     return out
 
 
