@@ -37,9 +37,9 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"  # a process with threads is not forked safely
 if __name__ == "__main__":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # with a GPU, autograd starts threads
-HERE = Path(__file__).resolve().parent
 THEIR_PATH = [*sys.path]
-sys.path.insert(0, str(HERE.parent))  # ours, also if a grpo.py lies in the folder of the caller
+# ours, also if a grpo.py lies in the folder of the caller
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from conformance import properties  # noqa: E402
 
@@ -168,7 +168,7 @@ def misspelt(mine):
 def checked(path, folder):
     """(name, verdict) of each function of the file, as soon as it is known. Raises Stopped, if
     nothing can be checked."""
-    print(f"importing {path}, at most {IMPORT_LIMIT} seconds", file=sys.stderr, flush=True)
+    print(f"importing {path}, at most {IMPORT_LIMIT} seconds", file=sys.stderr)
     with Apart(check_file, path, folder) as process:
         try:
             said = process.receive(IMPORT_LIMIT)
@@ -208,8 +208,11 @@ def write(file, code, functions, error=""):
 def show(name, found):
     counts = f"{found.held} of {found.asked} hold"
     print(f"{name:30}{counts:>15}   {found.sign} {found.sentence}", flush=True)
-    lines = found.lines + [found.left] * (bool(found.left) and found.sign in "≈△✗")
-    print(*(f"      {line}\n" for line in lines), sep="", end="", flush=True)
+    lines = [*found.lines]
+    if found.sign in "≈△✗":
+        lines.append(found.left)
+    for line in filter(None, lines):
+        print(f"      {line}")
 
 
 def main(argv=None):

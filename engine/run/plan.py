@@ -44,7 +44,7 @@ GB = 10**9
 # tensors
 USABLE = 0.95
 GPU = PACES["cuda"]
-SMALLEST = 2048  # tokens of a micro-batch; for fewer, --micro_batch_tokens has to be given
+SMALLEST = 2048  # tokens of a micro-batch that is tried
 
 
 @dataclass
@@ -82,7 +82,7 @@ def plan(options, devices=None):
         while tokens > SMALLEST and not plan_with(options, devices, tokens).fits:
             tokens //= 2
         if options.shard == "full":
-            tokens = max(SMALLEST, tokens // 2)
+            tokens //= 2
         return plan_with(options, devices, tokens)
     algorithm = algorithm_of(options)
     model = skeleton(options.model)

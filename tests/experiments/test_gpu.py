@@ -168,7 +168,7 @@ def test_waits_are_counted_by_line(monkeypatch):
     [(whole, line)] = gpu.waits(lab)
     assert modes == ["warn", "default"]
     assert whole == {"": "all", "times": 5} and line["times"] == 5
-    assert re.fullmatch(r"tests/experiments/test_gpu\.py:\d+", line[""])
+    assert re.fullmatch(r"experiments/test_gpu\.py:\d+", line[""])
 
 
 def test_vllm_samples_from_the_saved_model_as_ours_does(monkeypatch):
