@@ -35,8 +35,9 @@ def write_completions(model, prompts, pad_id, sampling, stop_ids, u, tokens, log
     records, graph = pace.records, None
     if records and not rows.plain:
         records = False
-        tell_once("sampling is slow: this model keeps more than keys and values, so a token is no "
-                  "CUDA graph, and the host starts each of its kernels.")
+        tell_once("sampling is slow: this model keeps more than keys and values, or masks them in "
+                  "a way of its own. So a token is no CUDA graph, and the host starts each of its "
+                  "kernels.")
     for t in range(1, T):
         progress.say("sampling", t + 1, T, "tokens")
         running = len(rows.ended)
@@ -95,7 +96,7 @@ class Rows:
     # of the rows
     cache: object  # of transformers
     place: object  # the Place that its layers share
-    plain: bool  # whether it holds the keys and values of every token, and nothing else
+    plain: bool  # whether it holds keys and values of every token alone, masked as usual
     prompt: int  # columns of the prompts
     number: torch.Tensor  # (n,): which completion is in each row
     position: torch.Tensor  # (n, 1), of the newest token
@@ -164,7 +165,10 @@ def read_prompts(model, prompts, pad_id, sampling, stop_ids, u, tokens, logp):
     order = torch.arange(Q, device=ids.device).repeat_interleave(N // Q)
     cache = getattr(out, CACHE)
     cache.reorder_cache(order)
-    plain = {type(layer) for layer in cache.layers} == {DynamicLayer}
+    # BLOOM and its kind make something else of the mask, too
+    plain = (
+        model.is_backend_compatible()
+        and {type(layer) for layer in cache.layers} == {DynamicLayer})
     place = Place(new(1, dtype=torch.long) + L, L)
     for i, layer in enumerate(cache.layers):
         # a layer of another kind, for example of a sliding window or with a state in place of keys,
@@ -174,7 +178,7 @@ def read_prompts(model, prompts, pad_id, sampling, stop_ids, u, tokens, logp):
     mask = pad(mask, (0, T))[order]
     if plain:  # transformers takes a mask of four dimensions as it is
         hidden = (mask == 0)[:, None, None]
-        mask = new(hidden.shape, dtype=out.logits.dtype).masked_fill_(hidden, -torch.inf)
+        mask = new(hidden.shape, dtype=cache.layers[0].keys.dtype).masked_fill_(hidden, -torch.inf)
     # on a GPU a row of a plain cache sees columns that are not written yet
     if not padded and not (plain and PACES[ids.device.type].columns > 1):
         mask = None

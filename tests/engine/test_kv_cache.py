@@ -11,19 +11,25 @@ from engine.model.contract import Sampling
 from engine.model.decoding import Rows
 from engine.model.kv_cache import Place, RoomyLayer
 from engine.model.sampling import Sampler
+from tests.engine.graphs import graphs_on_a_cpu
 from tests.engine.test_logprobs import make
-from tests.training import completion_logprobs
+from tests.training import at_pace, completion_logprobs
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [14, 15, 16], [17, 18, 19, 20, 21]]
 
 
-@pytest.mark.parametrize("kind", ["mistral, sliding window", "lfm2"])
-def test_logp_is_that_of_a_pass_without_a_cache(kind):
+@pytest.mark.parametrize("habits", [{}, {"columns": 16, "records": True}])
+@pytest.mark.parametrize("kind", ["mistral, sliding window", "lfm2", "bloom", "gpt2"])
+def test_logp_is_that_of_a_pass_without_a_cache(kind, habits, monkeypatch):
+    """Also with the habits of a GPU. Only the steps of GPT-2 can be recorded."""
+    at_pace(monkeypatch, **habits)
+    graphs = graphs_on_a_cpu(monkeypatch)
     model = make(kind)
     sampler = Sampler(model, SimpleNamespace(eos_token_id=3, pad_token_id=0))
     sampler.stop_ids = [3, 4, 5, 6]
     drawn = sampler.sample(PROMPTS, 4, Sampling(20), seed=1)
     assert len(set(drawn.lengths.tolist())) > 3
+    assert bool(graphs) == (kind == "gpt2" and bool(habits))
     prompts = [prompt for prompt in PROMPTS for _ in range(4)]
     with torch.no_grad():
         logp = completion_logprobs(

@@ -9,6 +9,7 @@ from torch.nn.functional import linear
 from torch.testing import assert_close
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
     GPT2Config,
     Lfm2Config,
     LlamaConfig,
@@ -48,6 +49,10 @@ CONFIGS = {
     # its convolutions keep a state beside keys and values
     "lfm2": Lfm2Config(
         **SIZES, num_key_value_heads=2, full_attn_idxs=[1], initializer_range=0.1
+    ),
+    # its positions are a part of the mask
+    "bloom": BloomConfig(
+        vocab_size=40, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.1
     ),
     "sharp": LlamaConfig(
         **SIZES | {"vocab_size": 500, "initializer_range": 0.3}, num_key_value_heads=4
