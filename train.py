@@ -95,8 +95,8 @@ def train(config, algorithm, device, rows, notes):
     """The whole run. Returns the exit code: 130 after Ctrl-C, otherwise 0 (also after SIGTERM)."""
     run, more_notes = begin(config, algorithm, device, rows)
     state, folder, notes = run.state, config.run.output_dir, notes + more_notes
-    logs.announce(config, run, notes)
     limits = Limits(run.micro_batch_tokens)
+    logs.announce(config, run, notes)
     keep_options(folder, config)
     if not config.run.resume:
         state.before = evaluate(run, "evaluation before")

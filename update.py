@@ -29,7 +29,8 @@ LEAST_TOKENS = 256  # of a micro-batch. A device that cannot hold so many tokens
 class Limits:
     """The limits of an update."""
 
-    micro_batch_tokens: int = 2048  # of a micro-batch, prompts and padding included
+    # of a micro-batch, prompts and padding included
+    micro_batch_tokens: int = PACES["cpu"].micro_batch_tokens
     max_grad_norm: float = 1.0  # longer gradients are scaled down to it
 
 

@@ -132,8 +132,7 @@ class Lab:
         if shape != self.shape:
             self.forget()
             model = published(shape, self.device)
-            if self.device.type == "cuda":
-                fewer_kernels(model)
+            fewer_kernels(model, self.device)
             policy = Policy(model, choose_dtype("auto", self.device, model.num_parameters()))
             networks = networks_of(policy, toy_model.make_tokenizer(), *self.settings())
             networks.sampler.stop_ids = [-1]  # no token ends a completion
@@ -277,10 +276,11 @@ def update(lab):
 def protocol(lab):
     """The paper's protocol
 
-    μ = 2, the median of the steps but the first. GRPO has one question a step, CPPO as many as keep
-    16 completions. The last column is the fair one: that GRPO samples as many questions together as
-    P = 0.9375, and trains on them in mini-batches. The micro-batch is the largest that `--plan`
-    says fits; it should plan no less memory than is held, and not much more.
+    μ = 2, the median of the steps without the first. GRPO has one question a step. CPPO has so many
+    that it keeps 16 completions. The last column is the fair comparison: this GRPO samples 16
+    questions together, as CPPO with P = 0.9375 does, and trains on one after the other. The
+    micro-batch is the largest that fits, as `--plan` says. The planned memory should be a little
+    more than the memory that was held.
     """
     steps = {name: [] for name in METHODS}
     for number in range(3):

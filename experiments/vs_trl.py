@@ -128,8 +128,7 @@ class Ours:
         assert self.per_step == PER_STEP[algorithm]
         dtype = choose_dtype("auto", model.device, model.num_parameters())
         model = deepcopy(model)
-        if model.device.type == "cuda":
-            fewer_kernels(model)
+        fewer_kernels(model, model.device)
         policy = Policy(model, dtype)
         self.networks = networks_of(policy, tokenizer, config, self.algorithm)
         self.questions, self.generate = questions, []

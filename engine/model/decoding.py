@@ -3,11 +3,12 @@
 A step reads the newest token of each row and draws the next one. It starts hundreds of small
 kernels, and a GPU computes them in less time than the host needs to start them. So on a GPU a step
 is recorded once, as a CUDA graph, and repeated: then the host starts one graph. That is why a step
-changes what stands in its tensors, but not where they stand, and asks the device for nothing.
+writes into the same tensors every time, and never asks the device for a number.
 """
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -40,9 +41,9 @@ def write_completions(model, prompts, pad_id, sampling, stop_ids, u, tokens, log
                   "kernels.")
     for t in range(1, T):
         progress.say("sampling", t + 1, T, "tokens")
-        running = len(rows.ended)
         if t % pace.ask_every == 0:
             going_on = (~rows.ended.cpu()).nonzero().squeeze(1)  # here the host waits
+            running = len(rows.ended)
             if len(going_on) == 0:
                 break
             if len(going_on) < running and len(going_on) <= pace.leave_at * running:
@@ -86,7 +87,7 @@ def tell_once(sentence):
 class Rows:
     """The completions that are being written, one row each: n of N."""
 
-    model: torch.nn.Module
+    model: Callable  # the model, with the cache of the rows
     sampling: Sampling
     stop_ids: torch.Tensor
     # of all completions, (N, T)
@@ -110,8 +111,6 @@ class Rows:
     def step(self, logits=None):
         """Read the newest token of each row, and draw the next one. logits: (n, V), of the first
         tokens, for which nothing is left to read."""
-        from engine.model.kv_cache import CACHE
-
         if logits is None:
             self.position += 1
             seen = None
@@ -119,8 +118,7 @@ class Rows:
                 self.mask.index_fill_(-1, self.place.column, 0 if self.plain else 1)
                 seen = self.mask[..., : self.place.width]
             out = self.model(
-                input_ids=self.newest, attention_mask=seen, position_ids=self.position,
-                use_cache=True, **{CACHE: self.cache})
+                input_ids=self.newest, attention_mask=seen, position_ids=self.position)
             logits = out.logits[:, -1]
             self.place.column += 1
         token, logp = sample_token(logits, self.sampling, self.u[self.number, self.t])
@@ -165,28 +163,31 @@ def read_prompts(model, prompts, pad_id, sampling, stop_ids, u, tokens, logp):
     order = torch.arange(Q, device=ids.device).repeat_interleave(N // Q)
     cache = getattr(out, CACHE)
     cache.reorder_cache(order)
-    # BLOOM and its kind make something else of the mask, too
-    plain = (
-        model.is_backend_compatible()
-        and {type(layer) for layer in cache.layers} == {DynamicLayer})
+    # a model like BLOOM makes its positions from the mask, so it needs the usual one
+    plain = model.is_backend_compatible()
     place = Place(new(1, dtype=torch.long) + L, L)
     for i, layer in enumerate(cache.layers):
         # a layer of another kind, for example of a sliding window or with a state in place of keys,
         # stays as transformers made it
         if type(layer) is DynamicLayer:
             cache.layers[i] = RoomyLayer(layer, L + T, place)
-    mask = pad(mask, (0, T))[order]
-    if plain:  # transformers takes a mask of four dimensions as it is
+        else:
+            plain = False
+    # on a GPU a row of a plain cache would see columns that are not written yet
+    hides = padded or (plain and PACES[ids.device.type].columns > 1)
+    mask = pad(mask, (0, T))[order] if hides else None
+    if hides and plain:  # transformers takes a mask of four dimensions as it is
         hidden = (mask == 0)[:, None, None]
-        mask = new(hidden.shape, dtype=cache.layers[0].keys.dtype).masked_fill_(hidden, -torch.inf)
-    # on a GPU a row of a plain cache sees columns that are not written yet
-    if not padded and not (plain and PACES[ids.device.type].columns > 1):
-        mask = None
+        mask = new(hidden.shape, dtype=cache.layers[0].keys.dtype)
+        mask.masked_fill_(hidden, -torch.inf)
+    number = torch.arange(N, device=ids.device)
+    newest = new((N, 1), dtype=torch.long)
+    ended = new(N, dtype=torch.bool)
+    t = new(1, dtype=torch.long)
+    read = partial(model, use_cache=True, **{CACHE: cache})
     rows = Rows(
-        model, sampling, stop_ids, u, tokens, logp, cache, place, plain, L,
-        number=torch.arange(N, device=ids.device), position=position[order, -1:], mask=mask,
-        newest=new((N, 1), dtype=torch.long), ended=new(N, dtype=torch.bool),
-        t=new(1, dtype=torch.long))
+        read, sampling, stop_ids, u, tokens, logp, cache, place, plain, L,
+        number=number, position=position[order, -1:], mask=mask, newest=newest, ended=ended, t=t)
     return rows, out.logits[order, -1]
 
 

@@ -33,8 +33,8 @@ class RoomyLayer(DynamicLayer):
     """Keys and values of one layer, (rows, heads, columns, width of a head), with room for all
     tokens to come. They are views into `all_keys` and `all_values`, which stay where they are.
 
-    layer: the layer of the prompts, whose stead this one takes. room: columns at most. place: the
-    Place that all layers share.
+    layer: that of the prompts, which this one replaces. room: columns at most. place: the Place
+    that all layers share.
     """
 
     def __init__(self, layer, room, place):

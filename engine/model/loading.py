@@ -39,8 +39,7 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
     if Path(name, "adapter_config.json").exists():
         adapters_in_float32(model, name)
     model.to(place or device).eval()
-    if device.type == "cuda":
-        fewer_kernels(model)
+    fewer_kernels(model, device)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     check_model(model, tokenizer, name)
@@ -102,11 +101,12 @@ def repeat_keys_in_float32():
         not (key.is_cuda and key.dtype == torch.float32) and usual(mask, key, *value))
 
 
-def fewer_kernels(model):
-    """Spare the host of a GPU what it can: see pace.py."""
-    # in attention cuDNN makes a plan for each new shape, which takes 3 ms
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    fuse_norms(model)
+def fewer_kernels(model, device):
+    """If the device is a GPU, let the host start fewer kernels, and make fewer plans (pace.py)."""
+    if device.type == "cuda":
+        # in attention cuDNN makes a plan for each new shape, which takes 3 ms
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        fuse_norms(model)
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """What is right for a CPU, and what for a GPU.
 
-A kernel takes the host 5 to 90 µs to start, however small its tensors are. A CPU computes in the
-meantime. A GPU waits. So on a GPU few large steps are better than many small ones.
+The host takes 5 to 90 µs to start a kernel on a GPU, however small the tensors are. Meanwhile the
+GPU waits. So for a GPU few large steps are better than many small ones.
 """
 
 from dataclasses import dataclass

@@ -44,7 +44,7 @@ GB = 10**9
 # tensors
 USABLE = 0.95
 GPU = PACES["cuda"]
-SMALLEST = 2048  # tokens of a micro-batch that is tried
+SMALLEST = PACES["cpu"].micro_batch_tokens  # that is tried
 
 
 @dataclass
@@ -72,8 +72,9 @@ def plan(options, devices=None):
     """The Plan of a run. options: all of its options, as attributes. devices: how many; None: as
     many as torchrun has started.
 
-    Without --micro_batch_tokens it is the plan with the largest power of two up to GPU's that fits.
-    With shards it is the next smaller one: there the run cannot halve it if memory runs out.
+    Without --micro_batch_tokens the plan takes the largest power of two that fits, from 2,048 to
+    16,384 tokens. With shards it takes half of that, because a run with shards cannot halve it if
+    memory runs out.
 
     Raises UserError if the model cannot be planned.
     """

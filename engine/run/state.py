@@ -61,7 +61,7 @@ class Run:
     reward_functions: list[Reward]
     is_right: Callable  # the reward that says whether a completion is right
     hooks: Hooks
-    micro_batch_tokens: int = 2048
+    micro_batch_tokens: int  # on this device
     own_numbers: list[int] = field(default_factory=list)  # of the questions of this step and device
 
     @property

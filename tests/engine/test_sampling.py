@@ -115,8 +115,10 @@ def test_a_gpu_records_a_step_for_each_width_and_whenever_half_of_the_rows_have_
     assert len(habits) == len(recorded)
     # each is repeated until another is recorded; the last tokens are those of no completion
     assert steps <= 1 + sum(graph.replays for graph in habits) < steps + 4
-    widths, longest = set(), len(loaded[1].encode(PROMPTS[0]))
-    expected, running = [], 48
+    widths = set()
+    longest = len(loaded[1].encode(PROMPTS[0]))
+    expected = []
+    running = 48
     for t in range(2, 2 + sum(graph.replays for graph in habits)):
         going_on = int((drawn.lengths > t).sum())
         if t % 4 == 0 and going_on <= running / 2:
