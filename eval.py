@@ -145,7 +145,8 @@ def open_answers(path, setting):
     samples whole batches. Raises UserError if the answers were sampled or judged in another
     setting.
     """
-    earlier, answers = setting, {}
+    earlier = setting
+    answers = {}
     if path.is_file() and path.stat().st_size:
         earlier, answers = read_answers(path)
     changed = [

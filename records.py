@@ -67,7 +67,8 @@ class Rollout:
 def join(rollouts):
     """Several rollouts as one. Shorter completions are padded."""
     longest = max(rollout.tokens.shape[1] for rollout in rollouts)
-    questions, texts = [], []
+    questions = []
+    texts = []
     for rollout in rollouts:
         questions += rollout.questions
         texts += rollout.texts

@@ -58,7 +58,8 @@ def update(networks, minibatches, algorithm, limits):
     Returns (the means over the updates for the logs, a list that says of each update whether it
     was skipped). An update is skipped if its loss or its gradient is not finite.
     """
-    history, skipped = [], []
+    history = []
+    skipped = []
     for minibatch in minibatches * algorithm.mu:
         stats, norms = gradient(networks, minibatch, algorithm, limits)
         history.append(stats)
