@@ -1,8 +1,8 @@
 """Questions: the rows of a data set with their prompts, which are made when a question is taken.
 
 Every question has the columns `question` and `answer`, and two columns that rewards do not get:
-`prompt` (token ids, after the chat template) and `begun` (the thought that the template has opened
-for the model: "<think>", or "").
+`prompt` (token ids, after the chat template) and `begun` (what the prompt has begun of the answer:
+"<think>", the text of a last turn of the assistant, or "").
 """
 
 import functools
@@ -10,12 +10,19 @@ import hashlib
 import json
 import random
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.base.errors import UserError, one_line
 from engine.data.rows import Rows, read_rows
 from engine.model.folders import prompt_room
 from tasks.table import SYSTEM_PROMPT, TASKS, task_of
+
+SYSTEM_ROLES = ("system", "developer")
+PLAIN = (  # the chat as plain text, for a model without a chat template
+    "{% for turn in messages %}{% if turn.role == 'system' %}{{ turn.content + '\n\n' }}"
+    "{% else %}{{ turn.role.capitalize() + ': ' + turn.content + '\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
 
 
 @dataclass
@@ -27,6 +34,7 @@ class Questions:
     tokenizer: object
     system_prompt: str = SYSTEM_PROMPT
     max_prompt_tokens: int = 512
+    template_options: dict = field(default_factory=dict)  # for the chat template
 
     def __len__(self):
         return len(self.rows)
@@ -45,24 +53,24 @@ class Questions:
             with suppress(ValueError):
                 rows[number] = self.rows[number]
         examples = task_of(self.name).examples
-        texts = prompt_texts(self.tokenizer, [*rows.values()], self.system_prompt, examples)
+        texts = [
+            prompt_text(self.tokenizer, row, self.system_prompt, examples, self.template_options)
+            for row in rows.values()]
         # a chat template writes the special tokens itself
         plain_text = self.tokenizer.chat_template is None
         prompts = self.tokenizer(texts, add_special_tokens=plain_text).input_ids if texts else []
         questions = {}
         for (number, row), text, prompt in zip(rows.items(), texts, prompts):
             if 1 <= len(prompt) <= self.max_prompt_tokens:
-                begun = opened_thought(text, row["question"])
-                questions[number] = {**row, "prompt": prompt, "begun": begun}
+                questions[number] = {**row, "prompt": prompt, "begun": begun(text, row)}
         return questions
 
     def first(self):
         """The first question that can be asked. Raises UserError if it is not among the first
-        hundred."""
-        for number in range(min(100, len(self))):
-            for question in self.ask([number]).values():
-                return question
-        self.refuse_none({})
+        hundred, or the chat template fails on one of them."""
+        asked = self.ask(range(min(100, len(self))))
+        self.refuse_none(asked)
+        return next(iter(asked.values()))
 
     def refuse_none(self, asked):
         """UserError if there is none among these questions."""
@@ -79,6 +87,10 @@ class Questions:
         if self.name not in TASKS and (question, answer) != ("question", "answer"):
             notes.append(
                 f"{self.name}: the question is the column '{question}', the answer is '{answer}'.")
+        if self.name not in TASKS and isinstance(self.rows, Rows) and self.rows.unread():
+            notes.append(
+                f"{self.name}: only rewards get the columns {', '.join(self.rows.unread())}. If "
+                "the model needs them, write them into the question.")
         if self.tokenizer.chat_template is None:
             notes.append("the model has no chat template: prompts are plain text, "
                          "'User: … Assistant:'.")
@@ -96,7 +108,7 @@ class Questions:
 
 def load_questions(name, tokenizer, *, split="train", limit=None, **prompts):
     """(questions, notes) of `name`: a row of the table of data sets, a file, or a data set of the
-    hub. prompts: system_prompt and max_prompt_tokens, as for `with_prompts`."""
+    hub. prompts: as for `with_prompts`."""
     return with_prompts(read_rows(name, split, limit), name, tokenizer, **prompts)
 
 
@@ -113,39 +125,73 @@ def with_prompts(rows, name, tokenizer, **prompts):
     return [*asked.values()], notes
 
 
-def prompt_texts(tokenizer, rows, system_prompt, examples):
-    """The prompts of the questions as texts. examples: (role, text), turns before each question.
-
-    If `system_prompt` is the default, a row's own one counts. An empty one writes no system turn.
-    """
-    def own(row):
-        usual = system_prompt == SYSTEM_PROMPT
-        return row.get("system_prompt") or system_prompt if usual else system_prompt
-
-    if tokenizer.chat_template is None:
-        before = "".join(f"{role.capitalize()}: {content}\n" for role, content in examples)
-        starts = [f"{own(row)}\n\n" if own(row) else "" for row in rows]
-        return [f"{start}{before}User: {row['question']}\nAssistant:"
-                for start, row in zip(starts, rows)]
+def prompt_text(tokenizer, row, system_prompt, examples, template_options):
+    """The prompt of a question as text. The arguments are those of `turns_of` and `Questions`."""
+    turns = turns_of(row, system_prompt, examples)
+    goes_on = turns[-1]["role"] == "assistant"  # the completion continues the last turn
+    template = tokenizer.chat_template or PLAIN
+    for name in template_options:
+        if name not in template:
+            raise UserError(f"--chat_template_kwargs: the model's chat template knows no {name}.")
     reason = None
-    # some templates do not allow a system turn: then its text comes before the question
-    for has_system_turn in (True, False):
-        chats = []
-        for row in rows:
-            system, question = own(row), row["question"]
-            turns = [*examples, ("user", question)]
-            if system and has_system_turn:
-                turns = [("system", system), *turns]
-            elif system:
-                turns[-1] = ("user", f"{system}\n\n{question}")
-            chats.append([{"role": role, "content": content} for role, content in turns])
+    # some templates do not allow a system turn
+    for chat in (turns, without_system_turns(turns)):
         try:
-            return tokenizer.apply_chat_template(
-                chats, tokenize=False, add_generation_prompt=True) if chats else []
+            text = tokenizer.apply_chat_template(
+                chat, chat_template=template, tokenize=False, add_generation_prompt=not goes_on,
+                continue_final_message=goes_on, **template_options)
         except Exception as error:  # a template is a program: it may fail like any other
             reason = one_line(error)
-    raise UserError(
-        f"the model's chat template fails ({reason}): correct its chat_template.jinja.")
+            continue
+        left_out = [turn for turn in row.get("prompt", ()) if not shows(text, turn)]
+        if not left_out:
+            return text
+        reason = "it leaves out the turn of {role}, {content!r:.60}".format(**left_out[0])
+    raise UserError(f"the model's chat template fails ({reason}): correct its chat_template.jinja, "
+                    "or the chats of the data set.")
+
+
+def turns_of(row, system_prompt, examples):
+    """The turns of a question, dicts with role and content: its own chat, or the examples, which
+    are (role, text), and then its text.
+
+    Before them comes the system prompt; if it is empty, none. If it is the default, a row's own one
+    or the system turn of its chat counts.
+    """
+    turns = [{"role": role, "content": text} for role, text in examples]
+    turns = row.get("prompt") or [*turns, {"role": "user", "content": row["question"]}]
+    if system_prompt == SYSTEM_PROMPT:
+        if turns[0]["role"] in SYSTEM_ROLES:
+            return turns
+        system_prompt = row.get("system_prompt") or system_prompt
+    turns = [turn for turn in turns if turn["role"] not in SYSTEM_ROLES]
+    return [{"role": "system", "content": system_prompt}, *turns] if system_prompt else turns
+
+
+def without_system_turns(turns):
+    """The same turns, but the texts of the system turns stand before the text of the last user
+    turn."""
+    system = [turn["content"] for turn in turns if turn["role"] in SYSTEM_ROLES]
+    others = [dict(turn) for turn in turns if turn["role"] not in SYSTEM_ROLES]
+    for turn in reversed(others):
+        if turn["role"] == "user":
+            turn["content"] = "\n\n".join([*system, turn["content"]])
+            break
+    return others
+
+
+def shows(text, turn):
+    """Whether a prompt shows a turn. Some templates leave out the thoughts of earlier turns."""
+    return turn["content"].rpartition("</think>")[2].strip() in text
+
+
+def begun(text, row):
+    """What a prompt's text has begun of the answer; "" if nothing: the last turn of a chat, if it
+    is the assistant's, or a thought that the template opens after the last turn."""
+    last = row.get("prompt", [{"role": "user", "content": row["question"]}])[-1]
+    if last["role"] == "assistant":
+        return last["content"]
+    return opened_thought(text, last["content"])
 
 
 def opened_thought(text, question):
@@ -172,7 +218,8 @@ def questions_of_run(data, rows, max_new_tokens, tokenizer, model):
     """(Questions for training, questions for the evaluation, notes) of a run. rows: as of
     `rows_of_run`."""
     room = prompt_room(model, max_new_tokens, data.max_prompt_tokens)
-    prompts = {"system_prompt": data.system_prompt, "max_prompt_tokens": room}
+    prompts = {"system_prompt": data.system_prompt, "max_prompt_tokens": room,
+               "template_options": data.chat_template_kwargs or {}}
     questions = Questions(rows[0], data.dataset, tokenizer, **prompts)
     questions.first()  # so that a mistake is told before any slow work
     notes = questions.notes()

@@ -26,6 +26,11 @@ USUAL = {
 }
 # columns that a row does not keep: rewards know these names as something else
 RESERVED = ("prompt", "completions")
+# names of columns that look like a part of the question
+PARTS = re.compile(
+    r"(?:^|_)(?:choice|option|candidate|context|passage|paragraph|article|document|stor(?:y|ies)"
+    r"|dialog|conversation|message|history|tool|image|picture|figure|audio|video|table|hint|input"
+    r"|background|premise)s?(?:$|[_.])|^[A-E]$", re.IGNORECASE)
 LOOKED_AT = 1_000  # rows that are looked at before the run
 TOY_CHARACTERS = "0123456789+-=?;\n "  # its tokenizer drops spaces, which changes nothing
 
@@ -74,13 +79,23 @@ class Rows(Sequence):
         row = {name: value for name, value in raw.items() if name not in self.reserved}
         question, answer = map(flat.get, self.columns)
         if isinstance(question, list):
-            question, row["system_prompt"] = turns(question)
+            row["prompt"] = chat_of(question)
+            question = last_of(row["prompt"], "user")
         elif self.columns[0] == "instruction" and raw.get("input"):  # of Alpaca's form
             question = f"{question}\n\n{raw['input']}"
         row["question"], row["answer"] = plain(question), plain(answer)
         if not row["question"].strip() or not row["answer"].strip():
             raise ValueError(f"{' or '.join(map(repr, self.columns))} is missing or empty")
         return row
+
+
+    def unread(self):
+        """The columns that look like a part of the question and are not in the prompt."""
+        used = {column.partition(".")[0] for column in self.columns}
+        if self.columns[0] == "instruction":
+            used.add("input")
+        return [name for name in self.dataset.column_names
+                if name not in used and PARTS.search(name)]
 
 
 # --- columns ---
@@ -120,14 +135,27 @@ def find_columns(dataset, name, named):
     return tuple(found.values())
 
 
-def turns(messages):
-    """(text of the last user turn, text of the system turn or None) of a chat."""
-    try:
-        texts = {message["role"]: message["content"] for message in messages}
-    except (KeyError, TypeError):
-        raise ValueError(
-            f"{messages!r:.80} is no chat: each message needs a role and a content") from None
-    return texts.get("user"), texts.get("system")
+def chat_of(messages):
+    """The turns of a chat, dicts with a role and a text as content, without what is None. A content
+    may be a list of parts. Raises ValueError if something is no text, for example an image."""
+    turns = []
+    for message in messages:
+        try:
+            turn = {name: value for name, value in message.items() if value is not None}
+            content = message["content"]
+            if isinstance(content, list):
+                content = "".join(part["text"] for part in content)
+            turns.append(turn | {"role": message["role"], "content": str(content or "")})
+        except (AttributeError, KeyError, TypeError):
+            raise ValueError(f"{message!r:.80} is no turn of a chat: it needs a role, and a text "
+                             "as content") from None
+    return turns
+
+
+def last_of(turns, role):
+    """The text of the last turn in this role; "": there is none."""
+    texts = [turn["content"] for turn in turns if turn["role"] == role]
+    return texts[-1] if texts else ""
 
 
 def plain(value):

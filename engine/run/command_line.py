@@ -71,6 +71,11 @@ def truth(word):
     return ("false", "no", "0", "true", "yes", "1").index(word.lower()) > 2
 
 
+def json_object(word):
+    """{"name": value} as a dict. Another word: ValueError or TypeError."""
+    return dict(json.loads(word))
+
+
 def parser_of(config_class):
     """The parser of the options. It returns only what was given.
 
@@ -94,7 +99,7 @@ def parser_of(config_class):
 
 
 def argument_of(f):
-    """How argparse reads a field. Its type is X, X | None, or list[X] | None."""
+    """How argparse reads a field. Its type is X, X | None, list[X] | None, or dict | None."""
     kind, *_ = get_args(f.type) or [f.type]
     help = f.metadata["help"].replace("%", "%%")
     if f.default is not None:
@@ -102,6 +107,8 @@ def argument_of(f):
     choices, alone = f.metadata["choices"], f.metadata["alone"]
     if kind is bool:
         kind, alone = truth, True
+    if kind is dict:
+        kind = json_object
     argument = {"help": help, "choices": choices, "metavar": None if choices else "X", "type": kind}
     if get_origin(kind) is list:
         argument |= {"type": get_args(kind)[0], "nargs": "+"}
@@ -195,6 +202,8 @@ def words_of(recipe):
     for name, value in values.items():
         if isinstance(value, list):
             words += [f"--{name}", *map(str, value)]
+        elif isinstance(value, dict):
+            words.append(f"--{name}={json.dumps(value)}")
         elif value is not None:
             words.append(f"--{name}={value}")
     return words

@@ -29,6 +29,9 @@ class DataOptions:
     system_prompt: str | None = option(
         None, "system prompt of the chat; else the data set's, which asks for <think> and "
         "<answer> tags")
+    chat_template_kwargs: dict | None = option(
+        None, "for the model's chat template, as JSON, for example "
+        "'{\"enable_thinking\": false}'")
     max_prompt_tokens: int = option(
         512, "longest prompt in tokens; questions with a longer prompt are skipped",
         limits="[1, ∞)")

@@ -26,6 +26,7 @@ class Config:
     allocation: bool = option(True, "fill the pruned places")
     recipe: str | None = option(None, "a YAML file of options")
     seeds: list[int] | None = option(None, "numbers")
+    more: dict | None = option(None, "as JSON")
 
 
 @dataclass
@@ -39,6 +40,8 @@ EVERY = "steps: 3  # ⌊B·G/k⌋\nlr: 0.5\nname: a b\nlimit: 7\nresume: true\na
 @pytest.mark.parametrize("recipe, words, changed", [
     ("", "", {}), ("", "--steps 3 --lr 1e-6 --name ab", {"steps": 3, "lr": 1e-6, "name": "ab"}),
     ("", "--seeds 12 3", {"seeds": [12, 3]}), ("seeds: [12, 3]", "", {"seeds": [12, 3]}),
+    ("", '--more {"a":false}', {"more": {"a": False}}),
+    ("more:\n  a: false", "", {"more": {"a": False}}),
     (EVERY, "", {"steps": 3, "lr": 0.5, "name": "a b", "limit": 7, "resume": True,
                  "allocation": False}),
     # the command line wins
@@ -75,7 +78,8 @@ def test_the_words_of_a_flag():
     (b"- steps\n- 3", "", "option: value"), (b"steps: [3, 4]", "", " 4"),
     (b"lr: 1\nsteps: 3\nsteps: 4", "", "gives --steps more than once"),
     (b"steps: 3\nrecipe: other.yaml", "", "without another recipe"),
-    (b"lr:\n  peak: 1", "", "--lr: invalid float value: \"{'peak': 1}\""),
+    (b"lr:\n  peak: 1", "", "--lr: invalid float value: '{\"peak\": 1}'"),
+    (b"", "--more [1]", "--more: invalid json_object value: '[1]'"),
 ], ids=lambda value: str(value)[:30])  # fmt: skip
 def test_a_mistake_is_a_sentence_that_names_it_and_the_recipe(recipe, words, named, tmp_path):
     (file := tmp_path / "recipe.yaml").write_bytes(recipe)

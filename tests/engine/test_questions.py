@@ -2,14 +2,13 @@
 
 import json
 import random
-from types import SimpleNamespace
 
 import datasets
 import pytest
 from tokenizers.processors import TemplateProcessing
 
 from engine.base.errors import UserError
-from engine.data.questions import Questions, fingerprint, load_questions, take
+from engine.data.questions import Questions, fingerprint, load_questions, prompt_text, take
 from experiments.library import toy_model
 from rewards import format_reward
 from tasks import toy
@@ -76,6 +75,59 @@ def test_a_chat_template_gets_the_system_message_and_the_question_and_opens_the_
     assert tokenizer.decode(asked["prompt"]) == prompt
 
 
+def turn(role, content):
+    return {"role": role, "content": content}
+
+
+# "I have 9. I eat 2. How many are left?" in digits
+CHAT = [turn("user", "9"), turn("assistant", "9"), turn("user", "9-2=?")]
+TWO_SYSTEMS = [turn("system", "3"), turn("system", "4"), turn("developer", "5"), *CHAT]
+WITH_TOOL = [*CHAT, turn("assistant", "<think>6</think>7"), turn("tool", "7")]
+
+
+@pytest.mark.parametrize("template, chat, options, prompt", [
+    (TURNS, CHAT, {}, "u9;a9;u9-2=?;a"), (None, CHAT, {}, "User: 9\nAssistant: 9\nUser: 9-2=?\nA"),
+    (TURNS, TWO_SYSTEMS, {}, "s3;s4;d5;u9;a9;u9-2=?;a"),
+    (TURNS, WITH_TOOL, {}, "u9;a9;u9-2=?;a<think>6</think>7;t7;a"),
+    (TURNS, [*CHAT, turn("assistant", "7=")], {}, "u9;a9;u9-2=?;a7="),  # it is written on
+    (None, [*CHAT[2:], turn("assistant", "7=")], {}, "User: 9-2=?\nAssistant: 7="),
+    # a template without system turns, or one that drops them
+    (NO_SYSTEM.replace("[0].content", "[-1].content"), [turn("system", "3"), turn("user", "4")], {},
+     "3\n\n4"),
+    (TURNS.replace("m in messages", "m in messages if m.role == 'user'"),
+     [turn("developer", "3"), turn("user", "4")], {}, "u3\n\n4;a"),
+    (TURNS.replace(" %}a", " and not quiet %}a"), CHAT, {"quiet": True}, "u9;a9;u9-2=?;"),
+])  # fmt: skip
+def test_a_chat_goes_through_the_template_whole(tokenizer, template, chat, options, prompt):
+    """With the default system prompt the chat's own one counts."""
+    tokenizer.chat_template = template
+    system = SYSTEM_PROMPT if chat[0]["role"] in ("system", "developer") else ""
+    text = prompt_text(tokenizer, {"question": "9-2=?", "prompt": chat}, system, [], options)
+    assert text == prompt + ("ssistant:" if prompt.endswith("A") else "")
+
+
+def test_the_completion_begins_with_what_a_prefilled_turn_has_begun(tokenizer):
+    tokenizer.chat_template = TURNS
+    tokenizer.add_tokens(list("sua;"))
+    for chat, begins in ((CHAT, ""), ([*CHAT, turn("assistant", "7=")], "7=")):
+        question = Questions([ONE | {"prompt": chat}], "x", tokenizer, system_prompt="").first()
+        assert question["begun"] == begins
+        assert tokenizer.decode(question["prompt"]).endswith("a" + begins)
+
+
+@pytest.mark.parametrize("template, options, reason", [
+    (TURNS.replace("m in messages", "m in messages if m.role != 'tool'"), {}, "turn of tool, '7'"),
+    (TURNS.replace("m in messages", "m in messages[2:]"), {}, "leaves out the turn of user, '9'"),
+    (TURNS, {"quiet": True}, "--chat_template_kwargs: the model's chat template knows no quiet"),
+    (None, {"quiet": True}, "--chat_template_kwargs: the model's chat template knows no quiet"),
+])  # fmt: skip
+def test_what_a_template_leaves_out_is_refused(tokenizer, template, options, reason):
+    tokenizer.chat_template = template
+    chat = [turn("user", "9"), turn("assistant", "8"), turn("user", "6"), turn("tool", "7")]
+    with pytest.raises(UserError, match=reason):
+        prompt_text(tokenizer, {"question": "6", "prompt": chat}, "", [], options)
+
+
 @pytest.mark.parametrize("template, reason", [
     ("{{ raise_exception('never') }}", "TemplateError: never"),
     ("{% if false %}{{ messages }}{% endif %}", "no question"),  # an empty prompt
@@ -86,15 +138,11 @@ def test_a_chat_template_that_fails_is_one_sentence(tokenizer, one, template, re
         load_questions(one, tokenizer)
 
 
-def test_without_a_chat_template_the_prompt_is_plain_text_and_a_note_says_so(one):
-    class Bytes:
-        chat_template = None
-
-        def __call__(self, texts, **_):
-            return SimpleNamespace(input_ids=[list(text.encode()) for text in texts])
-
-    [question], [note] = load_questions(one, Bytes(), system_prompt="Be brief.")
-    assert bytes(question["prompt"]).decode() == "Be brief.\n\nUser: 1+1=?\nAssistant:"
+def test_without_a_chat_template_the_prompt_is_plain_text_and_a_note_says_so(tokenizer, one):
+    tokenizer.chat_template = None
+    tokenizer.add_tokens(["User: ", "Assistant:", "4"])
+    [question], [note] = load_questions(one, tokenizer, system_prompt="4")
+    assert tokenizer.decode(question["prompt"]) == "4\n\nUser: 1+1=?\nAssistant:"
     assert "no chat template" in note
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from engine.base import files
 from engine.base.errors import UserError
-from engine.data.rows import check_dataset, open_file, read_rows
+from engine.data.rows import chat_of, check_dataset, open_file, read_rows
 from tasks.table import TASKS
 
 ONE = {"question": "1+1=?", "answer": "2"}
@@ -92,8 +92,8 @@ def test_the_columns_of_published_data_sets_are_found(write, row, question, answ
     [found] = rows
     asked = "Q\n\n1, 2" if "input" in row else "Q"
     assert (found["question"], found["answer"]) == (asked, "3")
-    assert "prompt" not in found  # it will hold the tokens
-    assert found.get("system_prompt") == ("Be kind." if answer == "solution" else None)
+    # it will hold the tokens; until then it is the whole chat
+    assert found.get("prompt") == (row[question] if isinstance(row[question], list) else None)
 
 
 ODD = {"Frage": "Q", "meta": {"final": {"number": 3.0}, "level": 3}}
@@ -138,6 +138,32 @@ def test_a_mistake_in_the_names_of_columns_is_one_sentence(write, words, reason)
         read_rows(write([ONE]), columns=words.split())
 
 
+def test_a_turn_may_hold_its_text_in_parts():
+    parts = [{"type": "text", "text": "Q, "}, {"type": "text", "text": "R"}]
+    for content, text in ((parts, "Q, R"), (None, "")):
+        messages = [*chat("A"), {"role": "user", "content": content, "name": None}]
+        assert chat_of(messages) == [*chat("A"), {"role": "user", "content": text}]
+
+
+@pytest.mark.parametrize("turn", [
+    {"role": "user", "content": [{"type": "image", "image": "x.png"}]}, "Q", None,
+    {"role": "user"}, {"content": "Q"}, {"role": "user", "content": [{"text": None}]},
+])  # fmt: skip
+def test_what_is_no_text_is_refused(turn):
+    with pytest.raises(ValueError, match="is no turn of a chat: it needs a role, and a text"):
+        chat_of([*chat("A"), turn])
+
+
+def test_columns_that_look_like_a_part_of_the_question_are_known(write):
+    parts = "choices,option_a,A,context,images,tools,story,chat_history,input,messages".split(",")
+    others = "level,subject,type,source,id,url,solution,problem_type,difficulty".split(",")
+    rows = open_file(write([ONE | dict.fromkeys([*others, *parts], "x")]))
+    assert rows.unread() == parts
+    rows = open_file(write([{"instruction": "Q", "input": "x", "answer": "1", "context": "y"}]))
+    assert rows.unread() == ["context"]
+    assert not open_file(write([{"messages": chat("Q"), "answer": "1"}])).unread()
+
+
 # --- mistakes ---
 
 
@@ -162,8 +188,8 @@ def test_a_broken_file_is_named_with_the_line(write, content, reason):
     ('"1"', '{"a": 1}', "it has question, answer.a[.]"),
     ('"1"', '["1"]', "row 1.*neither a text nor a number"),
     ('"1"', "1" * 5000, "row 1.*no exact number"), ('"1"', "NaN", "row 1.*no exact number"),
-    ('"a"', '"a \\ud800"', "surrogate"), ('"a"', '["a"]', "row 1.*no chat"),
-    ('"a"', '[{"from": "human", "value": "a"}]', "row 1.*no chat"),
+    ('"a"', '"a \\ud800"', "surrogate"), ('"a"', '["a"]', "row 1.*no turn of a chat"),
+    ('"a"', '[{"from": "human", "value": "a"}]', "row 1.*no turn of a chat"),
     ('"a"', '[{"role": "system", "content": "a"}]', "row 1.*empty"),
 ], ids=range(10))  # fmt: skip
 def test_a_value_that_is_no_question_or_answer_is_named_with_its_row(write, old, new, reason):

@@ -79,7 +79,7 @@ def test_the_example_is_right_and_no_question_of_the_supply():
 def test_the_examples_stand_before_the_question(loaded):
     _, tokenizer = loaded
     tokenizer.chat_template, seen = "{{ messages[-1]['content'] }}", []
-    tokenizer.apply_chat_template = lambda chats, **options: seen.extend(chats) or ["1"]
+    tokenizer.apply_chat_template = lambda chat, **options: seen.append(chat) or "1"
     load_questions("arithmetic", tokenizer, limit=1, system_prompt="S")
     turns = [("system", "S"), *EXAMPLES, ("user", TRAIN[0]["question"])]
     assert seen == [[{"role": role, "content": content} for role, content in turns]]
