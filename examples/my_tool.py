@@ -127,4 +127,4 @@ def joined(completions, pad_id, like):
     tokens, logp, mask = (column.to(like.tokens.device) for column in columns)
     lengths = torch.tensor([len(c.tokens) for c in completions], device=tokens.device)
     truncated = torch.tensor([c.truncated for c in completions], device=tokens.device)
-    return Completions(tokens, lengths, truncated, logp, mask)
+    return Completions(tokens, lengths, truncated, logp, mask, like.stop)

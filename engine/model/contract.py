@@ -19,7 +19,9 @@ your own is a class in a file: --sampler FILE.py:CLASS takes it.
         `mask` says which tokens the policy wrote: only these are trained on. What a tool wrote
         takes room, too: a completion has at most sampling.max_new_tokens tokens. The same seed
         gives the same completions. places: the number of each prompt among those of all ranks;
-        None: 0, 1, 2 …; two prompts with different numbers draw differently.
+        None: 0, 1, 2 …; two prompts with different numbers draw differently. A completion ends
+        with the first token after which its text holds one of `sampling.stop`. A sampler that
+        cannot do this refuses options.stop.
     refresh(weights)
         samples from these weights from now on. weights: an iterator over (name of a parameter,
         whole tensor in the sampler's `dtype`). Every rank consumes it, or no rank: with
@@ -44,6 +46,7 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    stop: list[str] | None = None  # texts that end a completion, besides the stop tokens
 
 
 @dataclass
@@ -52,12 +55,14 @@ class Completions:
 
     tokens: torch.Tensor  # (N, T) int64, as sampled: never decoded and tokenized again
     lengths: torch.Tensor  # (N,) int64, EOS included
-    truncated: torch.Tensor  # (N,) bool: cut off at max_new_tokens, without an EOS
+    # (N,) bool: cut off at max_new_tokens, without an EOS and without a text of `stop`
+    truncated: torch.Tensor
     # (N, T) float32, log-probability of each token at the sampling temperature; 0 on padding
     logp: torch.Tensor
     # (N, T) bool: the tokens that the policy wrote, EOS included. Only these are trained on.
     # A sampler with tools leaves out what a tool wrote
     mask: torch.Tensor
+    stop: list[str] | None = None  # of the Sampling
 
     @classmethod
     def none(cls, device):
@@ -67,8 +72,8 @@ class Completions:
         return cls(empty.long(), one.long(), one.bool(), empty, empty.bool())
 
     def texts(self, tokenizer, questions=()):
-        """The completions as text, for the rewards, without the token that ends them and without
-        padding. Other special tokens stay: a model's <think> may be one.
+        """The completions as text, for the rewards, without padding and without the token or the
+        text that ends them. Other special tokens stay: a model's <think> may be one.
 
         questions: the Q questions that were asked, as `load_questions` returns them. If they are
         given, each text begins with the thought that its prompt has opened.
@@ -77,15 +82,28 @@ class Completions:
         group_size = len(self.tokens) // len(thoughts)
         silent = (tokenizer.eos_token_id, tokenizer.pad_token_id)
         rows = self.tokens.tolist()
+        lengths = self.lengths.tolist()
         # if a completion was not cut off, its last token ends it
         ends = (self.lengths - (~self.truncated).long()).tolist()
         texts = []
-        for i, (row, end) in enumerate(zip(rows, ends)):
+        for i, (row, length, end) in enumerate(zip(rows, lengths, ends)):
+            whole = as_text(tokenizer, row[:length])
+            stop = first_of(self.stop, whole)
             written = [token for token in row[:end] if token not in silent]
-            text = tokenizer.decode(
-                written, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            text = as_text(tokenizer, written) if stop is None else whole[:stop]
             texts.append(thoughts[i // group_size] + text)
         return texts
+
+
+def as_text(tokenizer, tokens):
+    return tokenizer.decode(
+        tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def first_of(stop, text):
+    """Where a text first holds one of the texts `stop`; None: nowhere."""
+    places = [text.find(end) for end in stop or () if end in text]
+    return min(places, default=None)
 
 
 def stop_tokens(model, tokenizer):

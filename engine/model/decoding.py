@@ -21,12 +21,17 @@ from engine.model.contract import Sampling
 from engine.model.pace import PACES
 from engine.model.prompts import left_pad
 
+LOOKS_EVERY = 16  # tokens: then the texts are looked at for `sampling.stop`
+
 
 @torch.inference_mode()  # less to keep than no_grad: a token of a tiny model is mostly overhead
-def write_completions(model, prompts, pad_id, sampling, stop_ids, u, tokens, logp):
+def write_completions(
+    model, prompts, pad_id, sampling, stop_ids, u, tokens, logp, holds_stop=None
+):
     """Sample completions of the prompts, and write them into `tokens` and `logp`, both (N, T).
 
-    u: (N, T) random numbers. A completion that has ended leaves the batch as PACES says.
+    u: (N, T) random numbers. holds_stop: tokens → (N, T) bool, True at the token with which a text
+    of `sampling.stop` is complete. A completion that has ended leaves the batch as PACES says.
     """
     T = tokens.shape[1]
     pace = PACES[model.device.type]
@@ -41,6 +46,8 @@ def write_completions(model, prompts, pad_id, sampling, stop_ids, u, tokens, log
                   "kernels.")
     for t in range(1, T):
         progress.say("sampling", t + 1, T, "tokens")
+        if sampling.stop and t % LOOKS_EVERY == 0:
+            rows.ended |= holds_stop(tokens[rows.number, :t]).any(1)
         if t % pace.ask_every == 0:
             going_on = (~rows.ended.cpu()).nonzero().squeeze(1)  # here the host waits
             running = len(rows.ended)

@@ -2,12 +2,15 @@
 sampler does, decoding.py writes the tokens."""
 
 import math
+from bisect import bisect_left
+from dataclasses import replace
+from functools import partial
 
 import torch
 from tqdm import tqdm
 
 from engine.base.errors import UserError
-from engine.model.contract import Completions, stop_tokens
+from engine.model.contract import Completions, as_text, first_of, stop_tokens
 from engine.model.decoding import write_completions
 from engine.model.prompts import on_device
 
@@ -20,6 +23,7 @@ class Sampler:
         self.model, self.copy, self.dtype = model, copy, model.dtype
         self.batch_size = None  # completions at a time, rounded up to whole questions; None: all
         self.stop_ids, self.pad_id = stop_tokens(model, tokenizer), tokenizer.pad_token_id
+        self.tokenizer = tokenizer
 
     @staticmethod
     def check(options):
@@ -64,6 +68,7 @@ class Sampler:
         tokens = torch.full(u.shape, self.pad_id, device=device)
         logp = torch.zeros(u.shape, device=device)
         stop_ids = on_device(self.stop_ids, device)
+        holds_stop = partial(ends_in_texts, self.tokenizer, sampling.stop)
         start = 0
         while start < len(prompts):
             questions = math.ceil((self.batch_size or len(u)) / group_size)  # at a time
@@ -72,7 +77,7 @@ class Sampler:
             try:
                 write_completions(
                     self.model, chosen, self.pad_id, sampling, stop_ids, u[rows],
-                    tokens[rows], logp[rows])
+                    tokens[rows], logp[rows], holds_stop)
                 start += questions
             except torch.OutOfMemoryError:  # the tensors of this pass are gone after the block
                 if len(chosen) == 1:
@@ -80,7 +85,11 @@ class Sampler:
                 self.batch_size = len(chosen) // 2 * group_size
                 tqdm.write(f"out of memory in sampling: it goes on with {self.batch_size} "
                            "completions at a time.")
-        return until_first_stop(tokens, logp, stop_ids, self.pad_id)
+        stops = torch.isin(tokens, stop_ids)
+        if sampling.stop:
+            stops |= holds_stop(tokens)
+        drawn = until_first_stop(tokens, logp, stops, self.pad_id)
+        return replace(drawn, stop=sampling.stop)
 
 
 def refuse_unknown_tokens(model, prompts):
@@ -93,10 +102,24 @@ def refuse_unknown_tokens(model, prompts):
             "use the model's own tokenizer, or resize the embeddings if tokens were added.")
 
 
-def until_first_stop(tokens, logp, stop_ids, pad_id):
+def ends_in_texts(tokenizer, stop, tokens):
+    """(N, T) bool: True at the token with which the text of a row first holds one of the texts
+    `stop`."""
+    ends = torch.zeros_like(tokens, dtype=torch.bool)
+
+    def holds(count, row):
+        return first_of(stop, as_text(tokenizer, row[:count])) is not None
+
+    for i, row in enumerate(tokens.tolist()):
+        if holds(len(row), row):
+            ends[i, bisect_left(range(1, len(row)), True, key=partial(holds, row=row))] = True
+    return ends
+
+
+def until_first_stop(tokens, logp, stops, pad_id):
     """The Completions of sampled tokens and their log-probabilities, both (N, T). Each ends with
-    its first stop token; what its row has sampled after that is dropped."""
-    stops = torch.isin(tokens, stop_ids)
+    the first token at which `stops`, (N, T), is True; what its row has sampled after that is
+    dropped."""
     truncated = ~stops.any(1)
     lengths = torch.where(truncated, tokens.shape[1], stops.int().argmax(1) + 1)
     # one wait for both

@@ -63,7 +63,7 @@ class VLLM:
             self.engine = LLM(
                 source,
                 # prompts and completions are ids, and only our options say how to sample
-                skip_tokenizer_init=True,
+                skip_tokenizer_init=not sampling.stop,  # which are looked for in the text
                 generation_config="vllm",
                 dtype=self.dtype,
                 max_model_len=min(longest, context),
@@ -120,7 +120,8 @@ class VLLM:
                 options.append(SamplingParams(
                     temperature=sampling.temperature, max_tokens=sampling.max_new_tokens,
                     seed=own_seed, stop_token_ids=self.stop_ids, ignore_eos=True, logprobs=0,
-                    detokenize=False,
+                    detokenize=bool(sampling.stop), stop=sampling.stop,
+                    include_stop_str_in_output=True,
                 ))
         tokens, logp, truncated = [], [], []
         for request in self.engine.generate(requests, options, use_tqdm=False):
@@ -134,7 +135,7 @@ class VLLM:
         tokens = pad_sequence(tokens, batch_first=True, padding_value=self.pad_id).to(self.device)
         logp = pad_sequence(logp, batch_first=True).to(self.device)
         mask = completion_mask(tokens, lengths)
-        return Completions(tokens, lengths, truncated, logp, mask)
+        return Completions(tokens, lengths, truncated, logp, mask, sampling.stop)
 
 
 def pack_heads(model):

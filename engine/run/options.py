@@ -102,6 +102,9 @@ class SamplingOptions(Sampling):
     max_new_tokens: int | None = option(
         None, "longest completion in tokens; else the data set's (1024 for most)",
         limits="[1, ∞)")
+    stop: list[str] | None = option(
+        None, "texts that end a completion, besides the end-of-sequence tokens, for a base model "
+        "that writes on; rewards do not see them")
     sampler: str = option(
         "ours", "ours is engine/model/sampling.py; vllm needs its package; or "
         "FILE.py:CLASS, one of your own")

@@ -225,6 +225,32 @@ def test_completions_end_with_a_stop_token_or_are_marked_truncated(loaded):
     assert_each_ends_at_its_first_stop(drawn, stops, 8, tokenizer.pad_token_id)
 
 
+def test_a_completion_ends_with_the_token_that_completes_a_text_of_stop(loaded):
+    """The completions are those that are sampled without it, cut off."""
+    tokenizer = loaded[1]
+    loaded[0].generation_config.eos_token_id = tokenizer.eos_token_id = None  # nothing else ends
+    _, plain = run(loaded, max_new_tokens=60, group=8)
+    texts = plain.texts(tokenizer)
+    stop = [texts[0][5:7], texts[9][20:23], "never"]
+    _, drawn = run(loaded, max_new_tokens=60, group=8, stop=stop)
+    assert 0 < drawn.truncated.sum() < 24
+    for i, text in enumerate(texts):
+        ends = [n for n in range(1, 61)
+                if any(s in tokenizer.decode(plain.tokens[i, :n]) for s in stop)]
+        n = min(ends, default=60)
+        assert drawn.lengths[i] == n and drawn.truncated[i] == (not ends)
+        assert drawn.tokens[i, :n].equal(plain.tokens[i, :n])
+        assert drawn.texts(tokenizer)[i] == min((text.split(s)[0] for s in stop), key=len)
+
+
+def test_rows_that_a_text_ends_leave_the_batch(loaded):
+    loaded[0].generation_config.eos_token_id = loaded[1].eos_token_id = None
+    passes = []
+    loaded[0].get_input_embeddings().register_forward_hook(lambda *of_pass: passes.append(of_pass))
+    run(loaded, max_new_tokens=60, stop=[*"0123456789=;<-+"])
+    assert len(passes) <= 17  # the first look is at 16 tokens
+
+
 def test_any_number_of_ranks_draws_the_same_completions(loaded):
     """They follow from the seed. Each rank knows the places of its questions among those of all."""
     _, whole = run(loaded)
@@ -239,7 +265,7 @@ def test_any_number_of_ranks_draws_the_same_completions(loaded):
 
 def test_no_prompt_gives_no_completion(loaded):
     _, drawn = run(loaded, prompts=[])
-    parts = [*vars(drawn).values(), drawn.texts(loaded[1])]
+    parts = [*vars(drawn).values()][:5] + [drawn.texts(loaded[1])]
     assert [len(part) for part in parts] == [0] * 6
 
 

@@ -126,6 +126,26 @@ def world(tmp_path_factory):
     ranks.stop()
 
 
+def test_texts_of_stop_end_a_completion(small, monkeypatch):
+    """vLLM needs a tokenizer for them. Its token ids include the token that completes one."""
+    asked, llm = [], MagicMock()
+    drawn = SimpleNamespace(
+        token_ids=[5, 6], logprobs=[{n: SimpleNamespace(logprob=-0.5)} for n in (5, 6)],
+        finish_reason="stop")
+    llm.return_value.generate = lambda requests, options, use_tqdm: asked.extend(options) or [
+        SimpleNamespace(outputs=[drawn])]
+    monkeypatch.setitem(
+        sys.modules, "vllm", SimpleNamespace(LLM=llm, SamplingParams=SimpleNamespace))
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    tokenizer = make_tokenizer()
+    engine = vllm_of(small, tokenizer, stop=["4"])
+    assert llm.call_args.kwargs["skip_tokenizer_init"] is False
+    text = tokenizer.decode([5, 6])
+    [found] = engine.sample([[3]], 1, Sampling(20, stop=[text[-1]]), 7).texts(tokenizer)
+    assert found == text[:-1] and asked[-1].stop == [text[-1]]
+    assert asked[-1].detokenize and asked[-1].include_stop_str_in_output
+
+
 def run(world, prompts=PROMPTS, group=4, temperature=1.0):
     """(prompt of each completion, Completions)"""
     ids = world.tokenizer(prompts).input_ids
