@@ -231,7 +231,7 @@ def test_a_completion_ends_with_the_token_that_completes_a_text_of_stop(loaded):
     loaded[0].generation_config.eos_token_id = tokenizer.eos_token_id = None  # nothing else ends
     _, plain = run(loaded, max_new_tokens=60, group=8)
     texts = plain.texts(tokenizer)
-    stop = [texts[0][5:7], texts[9][20:23], "never"]
+    stop = [texts[0][9:14], texts[9][40:44], "never"]
     _, drawn = run(loaded, max_new_tokens=60, group=8, stop=stop)
     assert 0 < drawn.truncated.sum() < 24
     for i, text in enumerate(texts):
