@@ -59,7 +59,7 @@ def maxrl_advantages(rollout):
 
 def gdpo_advantages(rollout):
     """Compare each reward by itself. The last normalisation is over the whole batch."""
-    return decoupled_advantages(rollout.rewards, weights=rollout.reward_weights)
+    return decoupled_advantages(rollout.rewards.nan_to_num(), weights=rollout.reward_weights)
 
 
 def lite_ppo_advantages(rollout):

@@ -30,7 +30,7 @@ from engine.model.networks import sampler_class, uses_ours
 from engine.model.sampling import Sampler
 from engine.run.command_line import compose, given, given_twice, option, run_program
 from engine.scoring.score import Reward, load_rewards, reward_columns, score
-from scores import summarize
+from scores import summarize, verdict
 from tasks.table import TASKS, base_model, task_of
 
 # --- sampling and judging ---
@@ -43,7 +43,7 @@ def evaluate(
     """Sample and judge `samples` completions of every question. The processes share the batches.
 
     sampler: an `engine.model.sampling.Sampler`, or the like. sampling: a Sampling; temperature 0
-    is greedy. is_right: a reward; a completion is right if it is above 0. path: a file to which the
+    is greedy. is_right: a reward, of which `verdict` makes one. path: a file to which the
     records of each round of batches are added, as those of `part`. earlier: the records of
     `open_answers`, which are not made again.
     Returns one dict per completion, in the order of the questions, on every process.
@@ -81,7 +81,7 @@ def sample_batch(sampler, tokenizer, questions, is_right, sampling, samples, sta
         row = rows[number]
         record = {
             "index": start + number, "question": row["question"], "answer": row["answer"],
-            "completion": text, "correct": values[i] > 0, "score": values[i],
+            "completion": text, "correct": verdict(values[i]), "score": values[i],
             "tokens": lengths[i], "truncated": truncated[i]}
         records.append(record)
     return records
@@ -115,9 +115,13 @@ def examine(sampler, tokenizer, questions, is_right, sampling, *, samples=1, **o
         begin = time.perf_counter()
         records = evaluate(
             sampler, tokenizer, questions, is_right, how, samples=k, part=part, **options)
+        if all(record["correct"] is None for record in records):
+            raise UserError("the reward that judges an evaluation applies to none of its "
+                            "questions: name another one first.")
         summary[part] = summarize(records, answer_of)
         summary["seconds"] = time.perf_counter() - begin
-        summary["examples"] = [record for record in records if record["index"] < 3][::k]
+        first = [record for record in records if record["index"] < 3][::k]
+        summary["examples"] = [record for record in first if record["correct"] is not None]
     return summary
 
 

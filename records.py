@@ -44,7 +44,7 @@ class Rollout:
     lengths: torch.Tensor  # (Q, G) int64, tokens to train on of each completion, EOS included
     truncated: torch.Tensor  # (Q, G) bool, cut off before an EOS
     trainable: torch.Tensor  # (Q, G) bool, what may be trained on
-    rewards: torch.Tensor  # (R, Q, G) float32
+    rewards: torch.Tensor  # (R, Q, G) float32; NaN: the reward does not apply
     reward_names: list[str]  # R
     reward_weights: list[float]  # R
     step: int = 1  # the number of the step, from 1
@@ -57,10 +57,10 @@ class Rollout:
 
     @property
     def total(self):
-        """Σ_n w_n r_n: the weighted sum of the rewards, (Q, G)."""
+        """Σ_n w_n r_n: the weighted sum of the rewards, (Q, G). One that does not apply adds 0."""
         total = torch.zeros(self.rewards.shape[1:])
         for weight, rewards in zip(self.reward_weights, self.rewards):
-            total = total + weight * rewards
+            total = total + weight * rewards.nan_to_num()
         return total
 
 

@@ -2,17 +2,24 @@
 whether two models differ.
 
 A record is a dict: `index`, the number of its question; `completion`, a text; `correct`, True or
-False; and, if this program has sampled it, `tokens` and `truncated`.
+False (None: its reward does not apply, and it is left out); and, if this program has sampled it,
+`tokens` and `truncated`.
 
 Python and numpy, no torch: copy what you need.
 """
 
+import math
 from collections import Counter
 from itertools import groupby
 from math import comb
 from operator import itemgetter
 
 import numpy as np
+
+
+def verdict(reward):
+    """Is a completion with this reward right? None if the reward does not apply: NaN."""
+    return None if math.isnan(reward) else reward > 0
 
 
 def pass_at_k(n, right, k):
@@ -125,6 +132,7 @@ def mean_value(records, key):
 
 
 def group_by_question(records):
-    """A list for each question: its records, in the order of the questions."""
+    """A list for each question: its judged records, in the order of the questions."""
     index = itemgetter("index")
-    return [list(group) for _, group in groupby(sorted(records, key=index), index)]
+    judged = [record for record in records if record["correct"] is not None]
+    return [list(group) for _, group in groupby(sorted(judged, key=index), index)]

@@ -23,7 +23,7 @@ from engine.data.rows import open_file
 from engine.run.command_line import run_program
 from engine.scoring.score import load_rewards, reward_columns, score
 from eval import answer_of, read_answers, report, writing_into
-from scores import group_by_question, mean_value, paired, summarize
+from scores import group_by_question, mean_value, paired, summarize, verdict
 
 # --- one file of completions ---
 
@@ -35,7 +35,7 @@ def judge_file(path, judge, columns, output_dir):
     texts = [record["completion"] for record in records]
     scores, _ = score([reward], texts, reward_columns(rows))
     for record, value in zip(records, scores[reward.name].tolist()):
-        record["correct"] = value > 0
+        record["correct"] = verdict(value)
     summary = summarize(records, answer_of)
     report("sampled", summary)
     folder = Path(output_dir or Path(path).parent)

@@ -105,6 +105,10 @@ def findings(m, options, samples, steps, below=""):
     answers = answers_of(samples, first)
     accuracy, no_signal = m["accuracy"], m[f"no_signal/{first}"]
     enough = steps >= STEPS
+    if accuracy.most == 0 and no_signal.count and no_signal.mean < 1:  # the reward differs
+        yield ("The accuracy says nothing, because the first reward is never above 0.",
+               f"reward/{first} accuracy", "look at the reward, or let it pay right answers more")
+        accuracy = m[f"reward/{first}"]
     stuck = enough and (below or not accuracy.rises)
     if enough:
         # healthy: 0.02; a run that rises may have begun with more
@@ -112,13 +116,15 @@ def findings(m, options, samples, steps, below=""):
         flat = stuck and no_signal.start > 0.6  # healthy: 0.2; a bad model: 0.7
     else:  # only what even a few steps show for certain
         cut_off = m["truncated"].mean > 0.5
-        flat = accuracy.most == 0 or m["no_signal"].mean == 1
+        flat = 1 in (no_signal.mean, m["no_signal"].mean)
     if stuck:
         yield from findings_of_its_start(m, options)
     if cut_off:
         what, texts, cure = why_cut_off(options, answers, samples[-1])
         yield what, "truncated length", cure, texts
-    if (stuck or not enough) and accuracy.mean < 0.1 and m["unreadable"].mean > 0.5:
+    # a reward that pays what nobody can read has another way to read
+    unread = m["unreadable"].mean > 0.5 and accuracy.mean + m["unreadable"].mean <= 1
+    if (stuck or not enough) and accuracy is m["accuracy"] and accuracy.mean < 0.1 and unread:
         yield ("In most completions no answer is found.", "unreadable accuracy",
                f"show in --system_prompt a form that {first} reads", answers.wrong)
     elif flat:
@@ -196,8 +202,8 @@ def why_cut_off(options, answers, sample):
                 "take a chat model, or put its chat_template.jinja into its folder")
     if len(answers.late) > 0.3 * len(answers.texts):
         return ("Answers do not end: the model has no EOS.", answers.late,
-                "set eos_token_id in generation_config.json to the token that ends its turns, or "
-                "take a chat model")
+                "set eos_token_id in generation_config.json to the token that ends its turns, take "
+                "a chat model, or name with --stop what comes after an answer")
     return ("Answers are cut off.", answers.wrong,
             f"raise --max_new_tokens {options.get('max_new_tokens')}, or ask for short thoughts")
 
@@ -206,7 +212,7 @@ def why_no_signal(m, first, answers):
     """Why the first reward, the accuracy, pays all completions of most questions the same. Returns
     (what, completions that show it, cure)."""
     accuracy = m["accuracy"]
-    if accuracy.mean < 0.01 and answers.right:
+    if m[f"no_signal/{first}"].mean == 1 and accuracy.mean < 0.01 and answers.right:
         return ("The reward never fires, not even for right answers.", answers.right,
                 f"call {first} on it: it may want another form or column")
     if accuracy.start < 0.1:

@@ -73,7 +73,11 @@ def read(name, dtype):
             name, dtype=dtype, output_loading_info=True, trust_remote_code=False)
     # what a damaged or a hostile folder raises is up to transformers and torch
     except Exception as error:
-        raise UserError(f"the model {name} cannot be loaded: {one_line(error)}") from None
+        reason = one_line(error).partition(" for this kind of AutoModel")[0]  # a list follows
+        raise UserError(f"the model {name} cannot be loaded ({reason}): name a causal language "
+                        "model of text, whose weights are whole, not quantized.") from None
+    if getattr(model, "is_quantized", False):
+        raise UserError(f"the weights of {name} are quantized: only whole weights can be trained.")
     for missing in sorted(loading["missing_keys"]):  # filled with random numbers
         raise UserError(
             f"the weights of {name} lack {missing}: name a complete causal language model.")
@@ -148,25 +152,28 @@ def check_model(model, tokenizer, name):
     product. Sampling needs a cache of keys and values in which it can repeat the prompts.
     """
     ids = torch.arange(4, device=model.device).unsqueeze(0)
-    states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    logits = model(input_ids=ids).logits
+    try:
+        states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        logits = model(input_ids=ids).logits
+        head = model.get_output_embeddings()
+        product = linear(states, head.weight, head.bias)
+    except Exception as error:
+        raise UserError(f"the model {name} cannot be used here, because its first forward pass "
+                        f"fails ({one_line(error)}): use another model.") from None
     if not logits.isfinite().all():
         raise UserError(
             f"the logits of {name} are not finite: the file is damaged, or a training run failed. "
             "Use an earlier checkpoint, or get the model again.")
-    head = model.get_output_embeddings()
-    product = linear(states, head.weight, head.bias)
     # a cap hardly changes small logits
     capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     if capped or not nearly_equal(product, logits):
         raise UserError(
-            f"the model {name} rescales its logits after the output head, which is not supported: "
-            "use another model.")
+            f"the model {name} rescales its logits after the output head, or changes its states "
+            "before it, which is not supported: use another causal language model.")
     sampler = Sampler(model, tokenizer)
     sampler.stop_ids = [-1]  # no completion ends before the cache is used
     try:
         sampler.sample([[0, 1, 2], [1]], 2, Sampling(2), 0)
-    except (AttributeError, IndexError, TypeError, ValueError, RuntimeError):
-        raise UserError(
-            f"the model {name} keeps no keys and values that sampling can use: use another model."
-        ) from None
+    except Exception as error:
+        raise UserError(f"the model {name} keeps no keys and values that sampling can use "
+                        f"({one_line(error)}): use another model.") from None

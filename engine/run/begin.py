@@ -1,12 +1,14 @@
 """How a run begins, or goes on from its newest checkpoint."""
 
+import math
 from pathlib import Path
 
-from engine.base import ranks
+from engine.base import files, ranks
 from engine.base.errors import UserError
 from engine.data.questions import questions_of_run
 from engine.model.networks import build
 from engine.run import checkpoint
+from engine.run.folder import options_of
 from engine.run.hooks import load_hooks
 from engine.run.plan import choose_micro_batch_tokens
 from engine.run.state import Run, State, model_of
@@ -46,8 +48,24 @@ def begin(config, algorithm, device, rows):
         tokens)
     run.follow_schedule()
     refuse_nothing_to_do(run)
+    if saved:
+        notes += note_on_learning_rate(run)
     of_golds = notes_on_golds(reward_functions, questions, run.numbers_ahead())
     return run, notes + of_questions + of_tokens + of_golds
+
+
+def note_on_learning_rate(run):
+    """[a sentence], if --steps or --epochs has changed and the learning rate rises by that."""
+    rows = [row for row in files.read(Path(run.config.run.output_dir, "metrics.jsonl"))
+            if row["step"] == run.state.step]
+    last = rows[-1]["lr"] if rows else math.inf
+    following = run.learning_rate(run.config.update.lr)
+    options = options_of(run.config.run.output_dir)
+    same = all(options[name] == getattr(run.config.run, name) for name in ("steps", "epochs"))
+    if same or following <= last:
+        return []
+    return [f"the learning rate rises from {last:.2g} to {following:.2g}, because the run is "
+            "longer now: its cosine falls to 0 at the new end. Lower --lr if you do not want that."]
 
 
 def refuse_nothing_to_do(run):

@@ -1,14 +1,12 @@
 """`curves.png`: the picture of a run. The colours of the methods in all pictures of the project."""
 
-import math
 from itertools import accumulate
 from pathlib import Path
-from statistics import fmean
 
 from matplotlib.figure import Figure
 
 from engine.base import files
-from engine.run.metrics import WORDS, phase_totals
+from engine.run.metrics import WORDS, mean, phase_totals
 
 GRPO, CPPO, FAILS = "#848e9a", "#1d4f8f", "#b1452b"
 PANELS = {  # metric: title of its panel
@@ -31,7 +29,7 @@ def curves(folder, algorithm):
     figure, axes, strip = page(rows[0], "questions")
     colour = GRPO if algorithm == "grpo" else CPPO
     for name, axis in axes.items():
-        values = [row.get(name, math.nan) for row in rows]
+        values = [row.get(name) for row in rows]
         means = smooth(values)
         axis.plot(questions, values, color=colour, alpha=0.3, linewidth=0.8)
         axis.plot(questions, means, color=colour, linewidth=2.5)
@@ -72,4 +70,4 @@ def draw_seconds(axis, y, seconds):
 def smooth(values):
     """Of each step the mean over the last twentieth of the run, because single steps are noisy."""
     window = max(1, len(values) // 20)
-    return [fmean(values[max(0, i + 1 - window) : i + 1]) for i in range(len(values))]
+    return [mean(values[max(0, i + 1 - window) : i + 1]) for i in range(len(values))]

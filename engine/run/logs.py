@@ -5,12 +5,11 @@ import shutil
 from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
-from statistics import fmean
 
 from engine.base import files, progress, ranks
 from engine.run import checkpoint
 from engine.run.command_line import flat
-from engine.run.metrics import COUNTS, WORDS, first_group, phase_totals
+from engine.run.metrics import COUNTS, WORDS, first_group, mean, phase_totals
 from engine.run.trackers import Tracker
 from tasks.table import TASKS
 
@@ -70,7 +69,7 @@ class Logs:
             answer = self.example and self.ask(self.example["index"])
             if self.first:
                 rows = files.read(self.folder / "metrics.jsonl")[start:step]
-                means = {name: fmean(row[name] for row in rows) for name in ("accuracy", "length")}
+                means = {name: mean([row[name] for row in rows]) for name in ("accuracy", "length")}
                 steps = f"{start + 1}–{step}" if step > start + 1 else step
                 show_line(steps, means, answer)
 

@@ -4,6 +4,7 @@ import math
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import torch
 
@@ -47,46 +48,52 @@ def summarize(rollout, advantages, rows):
 
     advantages: (Q, G). rows: the kept completions.
     """
-    right = rollout.rewards[0] > 0  # (Q, G)
+    completions, questions = len(rollout.texts), len(rollout.questions)
+    judged = ~rollout.rewards[0].isnan()  # (Q, G): does the first reward apply?
+    right = rollout.rewards[0] > 0
     answers = [read(rollout.reward_names[0], text) for text in rollout.texts]
+    unread = torch.tensor([answer is None for answer in answers]).view_as(judged) & judged
     trained = rollout.mask if rollout.prefix_weights is None else rollout.prefix_weights
     sums = {
-        "questions": len(rollout.questions),
-        "completions": len(rollout.texts),
+        "questions": questions,
+        "completions": completions,
         "kept": len(rows),
         "tokens_generated": rollout.lengths.sum(),
         "tokens_trained": trained[rows].count_nonzero(),
         "tokens_without_logp": rollout.logp.isnan().sum(),
-        "entropy": -rollout.logp.nansum(),
-        "accuracy": right.sum(),
-        "reward": rollout.total.sum(),
-        "reward_failures": rollout.failures,
-        "truncated": rollout.truncated.sum(),
-        "unreadable": answers.count(None),
-        "group_gap": group_gap(rollout),
-        "calls": calls(rollout.mask).sum(),
     }
-    # the advantages of a group add up to 0: if they are equal, each is 0 (PPO: here they are the
-    # scores)
-    shares = {"no_signal": ~has_signal(advantages)}
+    known = sums["tokens_generated"] - sums["tokens_without_logp"]
+    means = {  # of each: its sum, and over how many
+        "length": (rollout.lengths.sum(), completions),
+        "entropy": (-rollout.logp.nansum(), known),
+        "accuracy": (right.sum(), judged.sum()),
+        "reward": (rollout.total.sum(), completions),
+        "reward_failures": (rollout.failures, completions),
+        "truncated": (rollout.truncated.sum(), completions),
+        "unreadable": (unread.sum(), judged.sum()),
+        "group_gap": (group_gap(rollout), completions),
+        "calls": (calls(rollout.mask).sum(), completions),
+        # the advantages of a group add up to 0: if they are equal, each is 0 (PPO: here they are
+        # the scores)
+        "no_signal": ((~has_signal(advantages)).sum(), questions),
+        "all_right": ((right | ~judged).all(1)[judged.any(1)].sum(), judged.any(1).sum()),
+        "all_wrong": ((~right).all(1)[judged.any(1)].sum(), judged.any(1).sum()),
+    }
     for name, values in zip(rollout.reward_names, rollout.rewards):
-        sums[f"reward/{name}"] = values.sum()
-        shares[f"no_signal/{name}"] = ~has_signal(values)
-    shares |= {"all_right": right.all(1), "all_wrong": ~right.any(1)}
-    for name, found in shares.items():  # of the questions
-        sums[name] = found.sum()
+        applies = ~values.isnan()
+        asked = applies.any(1)
+        equal = ~has_signal(values.nan_to_num())
+        means[f"reward/{name}"] = (values.nansum(), applies.sum())
+        means[f"no_signal/{name}"] = (equal[asked].sum(), asked.sum())
+    for name, (total, count) in means.items():
+        sums[name], sums[f"{name}, count"] = total, count
 
     sums = ranks.all_reduce(rollout.tokens.device, sums)
-    metrics = {name: int(sums.pop(name)) for name in COUNTS}
+    metrics = {name: int(sums[name]) for name in COUNTS}
     metrics["rollouts"] = rollout.rollouts
-    for name in shares:
-        metrics[name] = sums.pop(name) / metrics["questions"]
-    metrics["length"] = metrics["tokens_generated"] / metrics["completions"]
-    known = metrics["tokens_generated"] - metrics["tokens_without_logp"]
-    entropy = sums.pop("entropy")
-    metrics["entropy"] = entropy / known if known else math.nan
-    for name, value in sums.items():
-        metrics[name] = value / metrics["completions"]
+    for name in means:
+        count = sums[f"{name}, count"]
+        metrics[name] = sums[name] / count if count else math.nan
     return metrics
 
 
@@ -153,6 +160,12 @@ def first_group(step, tokenizer):
         "prompt": tokenizer.decode(question["prompt"]),
         "completions": completions,
     }
+
+
+def mean(values):
+    """The mean of those that are known: in the logs of a run NaN is None."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else math.nan
 
 
 def phase_totals(rows):

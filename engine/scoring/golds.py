@@ -1,14 +1,19 @@
 """Gold answers that no completion can win: a run would train on them in vain."""
 
+import math
+
 from answers import gold_answer, to_number
-from engine.scoring.score import reward_columns, score, values_of
+from engine.scoring.score import REWARDS, reward_columns, score, values_of
 
 LOOKED_AT = 1_024  # gold answers that are judged before a run: all of the first command's
 NO_ANSWERS = ("proof", "notfound", "not found", "n/a", "none", "-")  # of NuminaMath and others
 NUMBERS_ONLY = ("gsm8k_accuracy", "number_accuracy")  # rewards that judge numbers
 OPTION = tuple("ABCDEFGHIJ")
-# the perfect completion, in two forms
-FORMS = ("<think>\n\n</think>\n<answer>\n{}\n</answer>", "\\boxed{{{}}}")
+# the perfect completion, in forms that rewards read
+FORMS = (
+    "<think>\n\n</think>\n<answer>\n{}\n</answer>", "\\boxed{{{}}}", "<answer>{}</answer>",
+    "#### {}", "The answer is {}",
+)
 
 
 def notes_on_golds(reward_functions, questions, numbers):
@@ -43,20 +48,28 @@ def notes_on_golds(reward_functions, questions, numbers):
 
 
 def winnable(reward, rows):
-    """[whether a completion can win the gold answer of this row]. The reward judges the gold answer
-    itself, in a tag and in a box."""
+    """[whether a completion can win the gold answer of this row].
+
+    The reward judges the gold answer itself, in each of the FORMS. It wins if it is paid more than
+    an empty completion, or if the reward does not apply to its row. If a reward of one's own pays
+    none of them, it wants another form, and all of them can be won.
+    """
     golds = [gold_answer(row["answer"]) for row in rows]
     won = [gold.lower() not in NO_ANSWERS for gold in golds]
-    if reward.name in NUMBERS_ONLY:
+    ours = REWARDS.get(reward.name) is reward.function
+    if ours and reward.name in NUMBERS_ONLY:
         return [one and (to_number(gold) is not None or gold in OPTION)
                 for one, gold in zip(won, golds)]
-    if reward.name == "code_accuracy":  # each answer would be a program to run
+    if ours and reward.name == "code_accuracy":  # each answer would be a program to run
         return won
-    paid = [False] * len(rows)
-    for form in FORMS:
+    paid = []
+    for form in ("", *FORMS):
         texts = [form.format(gold) for gold in golds]
         values, error = values_of(reward, texts, reward_columns(rows))
         if error:  # if a completion has this fault too, the run says so
             return won
-        paid = [before or value > 0 for before, value in zip(paid, values)]
-    return [one and win for one, win in zip(won, paid)]
+        paid.append(values)
+    wins = []
+    for nothing, *right in zip(*paid):
+        wins.append(max(right) > nothing or math.isnan(nothing))
+    return [one and (win or not (ours or any(wins))) for one, win in zip(won, wins)]

@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,8 @@ REWARDS = {
     )
 }
 NOT_FOR_REWARDS = ("prompt", "begun", "system_prompt")  # columns of a question
-TIMEOUT = 60  # seconds that a call of a reward of one's own may take
+# seconds that a call of a reward of one's own may take, and at least for each of its completions
+TIMEOUT, EACH = 60, 1
 
 
 @dataclass
@@ -43,8 +45,8 @@ class Reward:
 def load_rewards(words, option="--rewards"):
     """The rewards that `--rewards` names, each as NAME or NAME:WEIGHT.
 
-    NAME is one of REWARDS, or FILE.py:FUNCTION. A call of a FILE.py:FUNCTION may take TIMEOUT
-    seconds; the other rewards have limits of their own. option: the option that has these words,
+    NAME is one of REWARDS, or FILE.py:FUNCTION. A call of a FILE.py:FUNCTION has a time limit; the
+    other rewards have limits of their own. option: the option that has these words,
     for error messages. Raises UserError if there is no such reward.
     """
     chosen = {}
@@ -102,23 +104,32 @@ class Hung(BaseException):
 
 
 def limited(function, seconds):
-    """`function` with a time limit: a call that takes longer than `seconds` raises Hung.
+    """`function` with a time limit: a call that takes longer raises Hung. It may take `seconds`,
+    and for each completion EACH, or twice as long as one has taken so far.
 
     An alarm (SIGALRM) interrupts a loop in Python, a sleep, a wait for the network, or a regular
     expression. It cannot interrupt C code that does not look for signals, such as a long call of
     numpy: the alarm waits until it returns. There is no limit after the function sets its own
     alarm, as math-verify does. Threads and processes that the function has started live on.
     """
-    def ring(number, frame):
-        raise Hung(f"it took longer than {seconds:g} s: make it faster")
+    each = EACH
 
     @functools.wraps(function)
-    def call(*args, **columns):
+    def call(completions, **columns):
+        nonlocal each
+        limit = seconds + each * len(completions)
+
+        def ring(number, frame):
+            raise Hung(f"it took longer than {limit:g} s: make it faster")
+
         handler = signal.signal(signal.SIGALRM, ring)
         # the alarm rings again every second, because a bare `except:` may catch the first ring
-        signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+        signal.setitimer(signal.ITIMER_REAL, limit, 1.0)
+        begin = time.perf_counter()
         try:
-            return function(*args, **columns)
+            values = function(completions, **columns)
+            each = max(each, 2 * (time.perf_counter() - begin) / max(1, len(completions)))
+            return values
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, handler)
@@ -137,7 +148,8 @@ def reward_columns(questions, group_size=1):
 
 
 def values_of(reward, texts, columns):
-    """(a float for each text, None), or (None, the error) if the reward fails.
+    """(a float for each text, None), or (None, the error) if the reward fails. NaN: the reward says
+    None, so it does not apply to this completion.
 
     It is called as TRL's trainers do: the completions, `prompts` (the questions) and all columns by
     name. It gets copies: what it changes in them, no other reward sees. Raises UserError if the
@@ -150,8 +162,8 @@ def values_of(reward, texts, columns):
         if not hasattr(returned, "__iter__"):
             raise TypeError(
                 f"it returned {returned!r:.80}, a list of {len(texts)} numbers is needed")
-        # a list, or an array of numpy or torch. None: the reward does not apply and adds nothing
-        values = [0.0 if value is None else float(value) for value in returned]
+        # a list, or an array of numpy or torch
+        values = [value if value is None else float(value) for value in returned]
     except (Exception, SystemExit, Hung) as error:
         return None, error
     if len(values) != len(texts):
@@ -160,12 +172,12 @@ def values_of(reward, texts, columns):
             "it must return a list with one number for each."
         )
     for value, text in zip(values, texts):
-        if not abs(value) < 1e30:  # NaN and infinity, too
+        if value is not None and not abs(value) < 1e30:  # NaN and infinity, too
             raise UserError(
                 f"the reward {reward.name} returned {value} for the completion {text!r:.200}: it "
                 "must be a finite number."
             )
-    return values, None
+    return [math.nan if value is None else value for value in values], None
 
 
 def one_by_one(reward, texts, columns, first):
@@ -191,7 +203,7 @@ def one_by_one(reward, texts, columns, first):
 
 def score(reward_functions, texts, columns):
     """Every reward of every completion. Returns ({name: (N,) float32}, how often a reward failed on
-    a completion).
+    a completion). NaN: the reward does not apply to this completion.
 
     columns: {name: N values}. A reward that raises, hangs, calls sys.exit or returns something else
     than numbers is called again, for each completion by itself. If it fails again, that completion

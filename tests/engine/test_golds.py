@@ -3,6 +3,7 @@
 import pytest
 
 import engine.scoring.golds as golds_module
+from answers import last_number
 from engine.scoring.golds import notes_on_golds, winnable
 from engine.scoring.score import REWARDS, Reward
 from tests.engine.runs import run, sums, written
@@ -23,12 +24,38 @@ def test_which_gold_answers_can_be_won(name, golds, expected):
     assert winnable(Reward(name, REWARDS[name]), rows) == [expected] * len(rows)
 
 
+FORMS = ("<answer>{}</answer>", "#### {}", "is {}", "<ans>{}</ans>", "\nFINAL {}", "[[{}]]")
+
+
+@pytest.mark.parametrize("low, high", [(0, 1), (-1, 1), (-1, -0.5), (-1, 0)])
+@pytest.mark.parametrize("form", FORMS)
+def test_no_good_gold_answer_is_accused_because_its_reward_wants_another_form(form, low, high):
+    def mine(completions, answer, **columns):
+        return [high if form.format(a) in c else low for c, a in zip(completions, answer)]
+
+    rows = [{"question": "?", "answer": str(gold)} for gold in range(8)]
+    assert winnable(Reward("mine", mine), rows) == [True] * 8
+    # and a reward of one's own may have the name of another one
+    rows.append({"question": "?", "answer": "seven"})
+    assert winnable(Reward("number_accuracy", mine), rows) == [True] * 9
+
+
 def test_a_reward_of_ones_own_judges_both_forms_and_its_mistakes_are_told_elsewhere():
     rows = [{"question": "?", "answer": gold} for gold in ("2", "3")]
     boxed = Reward("mine", lambda completions, **_: [float("boxed{2}" in c) for c in completions])
     assert winnable(boxed, rows) == [True, False]
+
+    def minus_error(completions, answer, **columns):
+        pairs = zip(completions, answer)
+        return [-abs(float(last_number(text) or 100) - float(gold)) for text, gold in pairs]
+
+    assert winnable(Reward("mine", minus_error), rows) == [True, True]
+    of_a_task = Reward("mine", lambda completions, answer, **_: [
+        None if a == "x" else float("{2}" in c) for c, a in zip(completions, answer)])
+    rows = [{"question": "?", "answer": gold} for gold in ("2", "3", "x")]
+    assert winnable(of_a_task, rows) == [True, False, True]
     broken = Reward("mine", lambda completions, **_: 1 / 0)
-    assert winnable(broken, rows) == [True, True] and winnable(broken, []) == []
+    assert winnable(broken, rows) == [True] * 3 and winnable(broken, []) == []
 
 
 class Given(list):

@@ -20,8 +20,12 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     GraniteConfig,
+    Llama4TextConfig,
     MiniMaxConfig,
     Phi3Config,
+    Qwen2ForCausalLM,
+    Qwen3_5TextConfig,
+    T5Config,
 )
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -71,6 +75,12 @@ def refused(folder, reason):
      "rescales its logits"),
     (MiniMaxConfig(**SIZES, num_key_value_heads=4, num_local_experts=2, block_size=8),
      "keys and values"),
+    # without a layer of keys and values; its base model is itself
+    (Qwen3_5TextConfig(**SIZES, head_dim=8, layer_types=["linear_attention"] * 2),
+     "first forward pass fails [(]ValueError: .get_seq_length"),
+    (Llama4TextConfig(**SIZES, num_key_value_heads=4, intermediate_size_mlp=48, head_dim=8,
+                      num_local_experts=2),
+     "first forward pass fails [(]AttributeError"),
 ])
 def test_a_model_that_cannot_be_scored_or_sampled_from_here_is_refused(
     config, reason, tmp_path, loaded
@@ -78,6 +88,20 @@ def test_a_model_that_cannot_be_scored_or_sampled_from_here_is_refused(
     for part in (AutoModelForCausalLM.from_config(config), loaded[1]):
         part.save_pretrained(tmp_path)
     refused(tmp_path, reason)
+
+
+def test_a_model_that_is_no_causal_one_or_whose_weights_are_quantized_is_refused(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {
+        "quant_method": "bitsandbytes", "load_in_4bit": True}}))
+    refused(folder, "cannot be loaded [(]ImportError.* not quantized")  # without its package
+    T5Config(vocab_size=22, d_model=32, num_layers=1).save_pretrained(folder)
+    refused(folder, "cannot be loaded [(]ValueError.*T5Config'>[)]: name a causal language model")
+
+
+def test_quantized_weights_that_can_be_loaded_are_refused_too(folder, monkeypatch):
+    monkeypatch.setattr(Qwen2ForCausalLM, "is_quantized", True, raising=False)
+    refused(folder, "quantized")
 
 
 def test_an_adapter_on_the_head_is_refused(loaded, tmp_path):

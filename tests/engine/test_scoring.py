@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from algorithms import resolve
 from engine.base import files
 from engine.base.errors import UserError
 from engine.run.command_line import given
@@ -159,10 +160,18 @@ def test_a_reward_that_does_not_return_one_number_for_each_is_named(returned, wo
 
 @pytest.mark.parametrize("returned", [
     [np.float32(0), torch.tensor(2)], np.array([0, 2]), torch.tensor([0.0, 2.0]),
-    [None, 2.0],  # it does not apply: TRL leaves None out of the sum of the rewards
 ], ids=str)
-def test_the_values_may_be_numpys_or_torchs_or_none(returned):
+def test_the_values_may_be_numpys_or_torchs(returned):
     assert judged(lambda completions, **columns: returned, "a", "bcd") == ([0.0, 2.0], 0)
+
+
+def test_none_says_that_a_reward_does_not_apply():
+    values, failures = judged(lambda completions, **columns: [None, 2.0], "a", "bcd")
+    assert math.isnan(values[0]) and values[1] == 2 and failures == 0
+    # it failed on all at once, and the second one alone does not apply
+    values, failures = judged(
+        lambda completions, **columns: [1 / (len(completions) == 1) and None], "a", "bcd")
+    assert all(map(math.isnan, values)) and failures == 0
 
 
 def test_a_reward_sees_all_columns_by_name_and_cannot_change_what_another_one_sees():
@@ -214,11 +223,31 @@ def test_it_is_told_before_anything_is_sampled(small, mine, option, tmp_path, mo
     for place in ("train.examine", "train.sample_and_score"):
         monkeypatch.setattr(place, lambda *_, **__: pytest.fail("it came this far"))
     Path(mine).write_text("def f(completions, **columns): return [c[0]['content']]\n")
-    with pytest.raises(UserError, match="the reward f failed on 2 of 2 "):
+    with pytest.raises(UserError, match="the reward f failed on 5 of 5 "):
         go(small, tmp_path / "run", "--rewards", "toy_accuracy", f"{mine}:f", *option)
 
 
 # --- a reward that hangs ---
+
+
+@pytest.fixture(autouse=True)
+def no_second_for_each_completion(monkeypatch):
+    monkeypatch.setattr("engine.scoring.score.EACH", 0)
+
+
+def test_the_limit_grows_with_the_completions_and_with_what_was_slow_once(monkeypatch, capsys):
+    calls = []
+
+    def slow(completions, **columns):
+        calls.append(len(completions))
+        time.sleep(0.1 * len(completions))
+        return [1.0] * len(completions)
+
+    limit = limited(slow, 0.25)
+    assert judged(limit, *"abcd") == ([1.0] * 4, 0) and calls == [4, 1, 1, 1, 1]
+    assert judged(limit, *"abcd") == ([1.0] * 4, 0) and calls[5:] == [4]
+    monkeypatch.setattr("engine.scoring.score.EACH", 0.2)
+    assert limited(slow, 0.1)(list("abcd")) == [1.0] * 4
 
 
 def sleeps(text):
@@ -393,3 +422,21 @@ def test_the_metrics_of_four_questions_by_hand():
     metrics = summarize(rollout, rollout.total, torch.arange(8))
     assert (metrics["all_right"], metrics["all_wrong"]) == (1 / 4, 2 / 4)
     assert metrics["tokens_without_logp"] == 2 and metrics["entropy"] == 3.0
+
+
+def test_where_a_reward_does_not_apply_its_metrics_leave_it_out():
+    """Two tasks in one batch: each reward says None for the other one's questions."""
+    no = math.nan
+    first = [[1, 0], [no, no], [1, no], [no, no]]
+    second = [[no, no], [2, 3], [no, no], [1, 1]]
+    rollout = a_rollout(torch.tensor([first, second]), texts=["\\boxed{1}", *"?" * 7])
+    assert rollout.total.tolist() == [[1, 0], [2, 3], [1, 0], [1, 1]]
+    metrics = summarize(rollout, rollout.total, torch.arange(8))
+    assert metrics["accuracy"] == metrics["unreadable"] == metrics["reward/reward_0"] == 2 / 3
+    assert (metrics["all_right"], metrics["all_wrong"]) == (1 / 2, 0)
+    assert metrics["reward"] == 9 / 8 and metrics["reward/reward_1"] == 7 / 4
+    assert metrics["no_signal"] == 1 / 4 and metrics["no_signal/reward_1"] == 1 / 2
+    nobody = summarize(a_rollout(torch.tensor([[no, no]])), torch.zeros(1, 2), torch.arange(2))
+    assert math.isnan(nobody["accuracy"]) and nobody["reward"] == 0
+    separately = resolve("gdpo", group_size=2).advantages(rollout)
+    assert separately.isfinite().all() and separately.any()

@@ -149,6 +149,8 @@ def paid(*answers, **more):
     return {"accuracy": 0.95, "no_signal/a": 0.61, "completions": texts} | more
 
 
+NEVER = {"accuracy": 0.0, "no_signal/a": 1.0}
+NOTHING = "The accuracy says nothing, because the first reward is never above 0"
 UNREAD = {"unreadable": 0.6, "no_signal/a": 1.0, "completions": ["12"]}
 
 
@@ -159,8 +161,15 @@ UNREAD = {"unreadable": 0.6, "no_signal/a": 1.0, "completions": ["12"]}
     (UNREAD | {"accuracy": 0.15, "unreadable": 1.0}, ALWAYS),
     ({"accuracy": change(0.0, 0.15), "unreadable": 0.9}, None),  # it learns to answer
     (paid(2, 2, 2, 2, 3), EASY), (paid(2, 2, 2, 3), WRONG),
-    (paid(2, accuracy=0.009), "The reward never fires, not even for right"),
-    (paid(2, accuracy=0.011), HARD), (paid(3, accuracy=0.0), HARD),
+    (paid(2, **NEVER), "The reward never fires, not even for right"), (paid(3, **NEVER), HARD),
+    # it fires, in few groups
+    (paid(2, accuracy=0.009), HARD), (paid(2, accuracy=0.011), HARD),
+    # −error, and −1 or −0.5
+    ({"accuracy": 0.0, "reward/a": change(-3.0, -1.0), "unreadable": 0.9}, NOTHING),
+    (paid(2, accuracy=0.0, **{"reward/a": -0.9}), NOTHING),
+    ({"accuracy": 0.0, "reward/a": -0.9, "no_signal/a": 0.5, "steps": 3}, NOTHING),
+    # what is right has a form that only the reward reads
+    ({"accuracy": 0.05, "unreadable": 1.0, "no_signal/a": 0.5}, None),
     ({"truncated": 0.5, "accuracy": 0.1, "prompt": ".\n\nUser: 1+1=?\nAssistant:"},
      "The chat template is not applied: the model has none"),
     ({"truncated": 0.5, "accuracy": 0.1, "completions": ["<answer>2</answer>4+5-6+7-8+9-2+3-4+5"]},
