@@ -226,8 +226,7 @@ class Config:
         None, "question=NAME answer=NAME, or one of the two: what these columns are called in the "
         "files (or data sets of the hub) of --benchmark; a.b: the field b of the column a")
     questions: int = option(
-        0, "how many of each, from the first one on; 0: all of them", limits="[0, ∞)"
-    )
+        0, "how many of each, from the first one on; 0: all of them", limits="[0, ∞)")
     samples: int = option(
         4, "k of avg@k, pass@k, maj@k: completions sampled per question; 0: only the greedy one",
         limits="[0, ∞)")
@@ -235,18 +234,16 @@ class Config:
         1.0, "of the sampled completions; the greedy one is always scored", limits="(0, ∞)")
     top_p: float = option(1.0, "nucleus of the sampled completions", limits="(0, 1]")
     top_k: int = option(
-        0, "sample from so many of the most likely tokens; 0: from all", limits="[0, ∞)"
-    )
+        0, "sample from so many of the most likely tokens; 0: from all", limits="[0, ∞)")
     max_new_tokens: int | None = option(
-        None, "longest completion; none: the benchmark's", limits="[1, ∞)"
-    )
+        None, "longest completion; none: the benchmark's", limits="[1, ∞)")
     max_prompt_tokens: int = option(
-        512, "questions with a longer prompt are skipped and counted", limits="[1, ∞)"
-    )
+        512, "questions with a longer prompt are skipped and counted", limits="[1, ∞)")
     batch_size: int = option(
-        256, "completions sampled at a time; the draws depend on it", limits="[1, ∞)"
-    )
+        256, "completions sampled at a time; the draws depend on it", limits="[1, ∞)")
     system_prompt: str | None = option(None, "of the chat; none: the benchmark's")
+    chat_template_kwargs: dict | None = option(None, "for the chat template, as JSON")
+    stop: list[str] | None = option(None, "texts that end a completion, too")
     sampler: str = option(
         "ours", "ours, or FILE.py:CLASS, one that is built on it (with a tool)")
     judge: str | None = option(
@@ -307,8 +304,10 @@ def evaluate_benchmark(benchmark, rows, config, source, model, tokenizer, folder
         config.system_prompt = task.system_prompt
     room = prompt_room(model, config.max_new_tokens, config.max_prompt_tokens)
     questions, notes = with_prompts(
-        rows, benchmark, tokenizer, system_prompt=config.system_prompt, max_prompt_tokens=room)
-    sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, config.top_k)
+        rows, benchmark, tokenizer, system_prompt=config.system_prompt, max_prompt_tokens=room,
+        template_options=config.chat_template_kwargs or {})
+    sampling = Sampling(
+        config.max_new_tokens, config.temperature, config.top_p, config.top_k, config.stop)
     setting = setting_of(config, source, benchmark, questions, sampling, model.dtype)
     path = folder / f"eval-{Path(benchmark).stem}.jsonl"
     earlier = open_answers(path, setting) if ranks.rank() == 0 else None
@@ -333,6 +332,7 @@ def setting_of(config, source, benchmark, questions, sampling, dtype):
         "data": fingerprint(questions),
         "judge": config.judge,
         "system_prompt": config.system_prompt,
+        "chat_template_kwargs": config.chat_template_kwargs,
         **asdict(sampling),
         "samples": config.samples,
         "sampler": config.sampler,

@@ -10,15 +10,18 @@ import shutil
 import socket
 from contextlib import chdir
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
+from engine.base import files
 from engine.base.errors import UserError
 from engine.model.folders import checkpoints
 from engine.model.loading import load_model
+from engine.run.begin import note_on_learning_rate
 from engine.run.config import open_run
 from engine.run.folder import alone, make_folder
 from tasks import toy
@@ -170,3 +173,20 @@ def test_transformers_loads_the_model_that_a_run_names_at_its_end(words, capsys)
     trained, _ = load_model(str(RUN), torch.device("cpu"))
     torch.testing.assert_close(model.state_dict(), trained.state_dict(), rtol=0, atol=0)
     assert AutoTokenizer.from_pretrained(path).encode("1+2=?")
+
+
+@pytest.mark.parametrize("now, note", [
+    ({"steps": 40}, "the learning rate rises from 3.6e-06 to 7.1e-05, because the run is longer"),
+    ({"epochs": 2.0}, "rises from 3.6e-06 to 7.1e-05"), ({"steps": 20}, None), ({"lr": 1e-3}, None),
+])
+def test_a_longer_run_says_that_its_learning_rate_rises(now, note, tmp_path):
+    """Also before: what the run was started with. 3.6e-6 was the rate of its last step, 20."""
+    options = {"steps": 20, "epochs": 1.0, "lr": 1e-4}
+    files.write(tmp_path / "run.json", files.as_json(options))
+    rows = [{"step": 19, "lr": 1e-4}, {"step": 20, "lr": 3.6e-6}, {"step": 21, "lr": 1.0}]
+    files.write(tmp_path / "metrics.jsonl", files.as_lines(rows))
+    options = SimpleNamespace(**options | now, output_dir=tmp_path)
+    run = SimpleNamespace(config=SimpleNamespace(run=options, update=options),
+                          state=SimpleNamespace(step=20), learning_rate=lambda peak: 7.1e-5)
+    found = note_on_learning_rate(run)
+    assert note in found[0] if note else not found
