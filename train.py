@@ -125,7 +125,6 @@ def train(config, algorithm, device, rows, notes):
             # the checkpoint
             interrupt.agree(device)
             run.save(last=run.finished or interrupt.asked)
-    log.tracker.close()
     if not run.finished:
         return interrupt.tell(state.step, run.steps, folder)
     if run.went_too_far:

@@ -1,4 +1,4 @@
-"""Metrics of your own: in metrics.jsonl, in curves.png and in your tracker, as own/NAME.
+"""Metrics of your own: in metrics.jsonl and in curves.png, as own/NAME.
 
     torchrun train.py --hooks examples/my_metrics.py
 """

@@ -35,8 +35,8 @@ ROOT = Path(__file__).parents[1]
 START = r"(\$ )?(srun )?(python|torchrun|pytest|pip|bash) \S|pytest$|for .*; do "
 # programs of others: only their files are looked at
 FOREIGN = {"bash", "cd", "cp", "done", "export", "for", "git", "head", "hf", "mkdir", "node", "npx",
-           "pip", "scancel", "tensorboard", "trap", "wait"}  # fmt: skip
-FOREIGN_OPTIONS = {"--logdir", "--local-dir", "--no-deps", "--solutions", "--inplace"}
+           "pip", "scancel", "trap", "wait"}  # fmt: skip
+FOREIGN_OPTIONS = {"--local-dir", "--no-deps", "--solutions", "--inplace"}
 FOREIGN_MODULES = {"verl.trainer.main_ppo"}
 # words that stand for something of the reader's, and what stands for them here
 PLACEHOLDERS = {

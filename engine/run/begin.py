@@ -1,6 +1,5 @@
 """How a run begins, or goes on from its newest checkpoint."""
 
-import math
 from pathlib import Path
 
 from engine.base import files, ranks
@@ -8,7 +7,6 @@ from engine.base.errors import UserError
 from engine.data.questions import questions_of_run
 from engine.model.networks import build
 from engine.run import checkpoint
-from engine.run.folder import options_of
 from engine.run.hooks import load_hooks
 from engine.run.plan import choose_micro_batch_tokens
 from engine.run.state import Run, State, model_of
@@ -55,17 +53,14 @@ def begin(config, algorithm, device, rows):
 
 
 def note_on_learning_rate(run):
-    """[a sentence], if --steps or --epochs has changed and the learning rate rises by that."""
-    rows = [row for row in files.read(Path(run.config.run.output_dir, "metrics.jsonl"))
-            if row["step"] == run.state.step]
-    last = rows[-1]["lr"] if rows else math.inf
+    """[a sentence], if the learning rate rises although it has begun to fall."""
+    rows = files.read(Path(run.config.run.output_dir, "metrics.jsonl"))
+    last = [row["lr"] for row in rows if row["step"] == run.state.step]
     following = run.learning_rate(run.config.update.lr)
-    options = options_of(run.config.run.output_dir)
-    same = all(options[name] == getattr(run.config.run, name) for name in ("steps", "epochs"))
-    if same or following <= last:
+    if not last or following <= last[0] or run.progress < run.config.update.warmup:
         return []
-    return [f"the learning rate rises from {last:.2g} to {following:.2g}, because the run is "
-            "longer now: its cosine falls to 0 at the new end. Lower --lr if you do not want that."]
+    return [f"the learning rate rises from {last[0]:.2g} to {following:.2g}, because it is lowest "
+            "at the end of a run, and the run is longer now. Lower --lr if you do not want that."]
 
 
 def refuse_nothing_to_do(run):

@@ -1,6 +1,5 @@
 """Checks before any work: options that do not fit each other or the machine are refused."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 from algorithms import ALGORITHMS, OVER_KEPT, Row, rule_name
@@ -13,8 +12,6 @@ from engine.scoring.score import load_rewards
 from tasks.table import base_model, task_of
 
 ADAPTER = "adapter_config.json"
-# values of --log, and names of the packages that they need
-TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
 def check_options(o):
@@ -27,10 +24,6 @@ def check_options(o):
     if o.overlong_cache and o.overlong_cache > o.max_new_tokens:
         raise UserError(f"--overlong_cache must lie in 1 … --max_new_tokens ({o.max_new_tokens}), "
                         f"not {o.overlong_cache}.")
-    # a folder of the package's name, which wandb leaves, has no origin
-    if o.log and not getattr(find_spec(o.log), "origin", None):
-        raise UserError(
-            f"--log {o.log} needs a package that is not installed: pip install {o.log}")
     names = [o.dataset, o.eval_dataset or o.dataset]
     for name in names:
         check_dataset(name, o.model)

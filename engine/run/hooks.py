@@ -10,8 +10,8 @@ functions.
         question: its mean reward each time it was asked}. A question that this step has asked
         already is in it, without a mean reward. rng: a random.Random, the same on every device.
     metrics(step) → {name: number}
-        what is logged of a Step (records.py) as the metric own/NAME: in metrics.jsonl, in
-        curves.png and by the tracker. If there are several devices, each has a Step of its own,
+        what is logged of a Step (records.py) as the metric own/NAME, in metrics.jsonl and in
+        curves.png. If there are several devices, each has a Step of its own,
         and the mean over the questions of all devices is logged.
 """
 

@@ -8,9 +8,7 @@ from pathlib import Path
 
 from engine.base import files, progress, ranks
 from engine.run import checkpoint
-from engine.run.command_line import flat
 from engine.run.metrics import COUNTS, WORDS, first_group, mean, phase_totals
-from engine.run.trackers import Tracker
 from tasks.table import TASKS
 
 MERGE = """
@@ -45,8 +43,6 @@ class Logs:
         self.folder, self.first = Path(config.run.output_dir), ranks.rank() == 0
         if self.first:
             begin(self.folder, state.step)
-        name = config.run.log if self.first else None
-        self.tracker = Tracker(name, self.folder, state.step, flat(config))
         short = config.sampling.max_new_tokens <= SHORT
         examples = state.before.get("examples", ()) if short else ()
         self.example = min(examples, key=itemgetter("correct"), default=None)
@@ -59,7 +55,6 @@ class Logs:
             files.append(self.folder / "metrics.jsonl", metrics)
             sample = first_group(of_step, self.tokenizer)
             files.append(self.folder / "samples.jsonl", {"step": step} | sample)
-            self.tracker.log(step, metrics)
 
     def show(self, step, is_last):
         """Print a line of the table after the steps 1, 2, 4, 8, … and after the last one: the means

@@ -4,7 +4,6 @@ from dataclasses import dataclass, fields
 
 from algorithms import ALGORITHMS, Row
 from engine.model.contract import Sampling
-from engine.run import checks
 from engine.run.command_line import option
 from family.tis import CORRECTIONS
 from tasks.table import TASKS
@@ -166,9 +165,6 @@ class RunOptions:
         "the newest checkpoint from before; with --beta 0 this costs the memory and the forward "
         "pass of a reference", limits="(0, ∞)")
     save_every: int = option(50, "steps between checkpoints", limits="[1, ∞)")
-    log: str | None = option(
-        None, "also log to this tracker, which must be installed; JSON lines are always written",
-        choices=checks.TRACKERS)
 
 
 @dataclass

@@ -2,6 +2,8 @@
 
 import json
 import random
+import sys
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -117,6 +119,18 @@ def test_the_metrics_of_the_example_by_hand():
     rollout = a_rollout([[1.0, 0.0]], [[6, 2]], texts=["<think>1</think>2", "3"])
     step = a_step(rollout, torch.tensor([[1.0, -1.0]]), torch.tensor([0]))
     assert my_metrics.metrics(step) == {"thinking": 0.5, "length_of_kept": 1.5}
+
+
+def test_a_tracker_gets_the_numbers_of_each_step_from_the_first_process(monkeypatch):
+    wandb = MagicMock()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    from examples import my_tracker
+
+    step = a_step(a_rollout([[1.0, 0.0]], step=3))._replace(metrics={"loss": None, "kl": 0.5})
+    for rank in ("1", "0"):
+        monkeypatch.setenv("RANK", rank)
+        assert my_tracker.metrics(step) == {}
+    wandb.init.return_value.log.assert_called_once_with({"kl": 0.5}, step=3)
 
 
 def test_each_device_counts_by_its_questions(monkeypatch):
