@@ -87,11 +87,11 @@ class Completions:
         ends = (self.lengths - (~self.truncated).long()).tolist()
         texts = []
         for i, (row, length, end) in enumerate(zip(rows, lengths, ends)):
-            whole = as_text(tokenizer, row[:length])
-            stop = first_of(self.stop, whole)
+            if self.stop and first_of(self.stop, as_text(tokenizer, row[:length])) is not None:
+                end = length  # a text ends it
             written = [token for token in row[:end] if token not in silent]
-            text = as_text(tokenizer, written) if stop is None else whole[:stop]
-            texts.append(thoughts[i // group_size] + text)
+            text = as_text(tokenizer, written)
+            texts.append(thoughts[i // group_size] + text[: first_of(self.stop, text)])
         return texts
 
 

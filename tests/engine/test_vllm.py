@@ -29,7 +29,7 @@ LONG = "1+2+3+4+5+6+7+8+9" * 18 + "=?"  # fills blocks of the prefix cache
 
 
 def config(**options):
-    usual = {"plan": None, "temperature": 1.0, "lora": None, "vllm_share": 0.3}
+    usual = {"plan": None, "temperature": 1.0, "lora": None, "vllm_share": 0.3, "stop": None}
     return SimpleNamespace(**usual | options)
 
 
