@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,21 @@ WORDS = ["--questions", "10", "--samples", "2", "--batch_size", "6", "--max_new_
 def go(small, folder, *words):
     evaluation.main(["--model", small, *WORDS, "--output_dir", str(folder), *words])
     return (folder / "eval-toy.jsonl").read_text().splitlines()
+
+
+def test_a_question_to_which_the_judge_does_not_apply_is_left_out(loaded):
+    """Of two questions of a mixture, it is the reward of the first one alone."""
+    def first_task(completions, answer, **columns):
+        return [1.0 if a == "1" else None for a in answer]
+
+    model, tokenizer = loaded
+    rows = [{"question": "1=?", "prompt": [4], "answer": answer} for answer in ("1", "2")]
+    examined = partial(evaluation.examine, Sampler(model, tokenizer), tokenizer)
+    found = examined(rows, first_task, Sampling(4), samples=2)
+    assert [record["index"] for record in found["examples"]] == [0]
+    assert found["sampled"]["accuracy"] == found["sampled"]["questions"] == 1
+    with pytest.raises(UserError, match="applies to none of its questions"):
+        examined(rows[1:], first_task, Sampling(4))
 
 
 def test_an_interrupted_evaluation_goes_on_where_it_was(small, tmp_path):

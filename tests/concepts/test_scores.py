@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from scores import interval, majority_is_right, paired, pass_at_k, summarize
+from scores import interval, majority_is_right, paired, pass_at_k, summarize, verdict
 
 
 @pytest.mark.parametrize("n, right", [(4, 0), (4, 1), (5, 3), (6, 6)])
@@ -44,6 +44,14 @@ def test_a_summary_of_known_verdicts():
     assert summary["accuracy"] == 7 / 16 and summary["pass@4"] == 3 / 4
     assert summary["pass@2"] == pytest.approx((1 / 2 + 1 + 0 + 5 / 6) / 4)
     assert (summary["questions"], summary["samples"]) == (4, 4)
+
+
+def test_completions_that_nobody_can_judge_are_left_out():
+    records = records_of("10", "00", "1x")
+    records[-1]["correct"] = verdict(math.nan)
+    assert verdict(0.5) is True and verdict(-0.5) is verdict(0.0) is False
+    summary = summarize(records, number_of)
+    assert summary["accuracy"] == pytest.approx((1 / 2 + 0 + 1) / 3) and summary["samples"] == 1
 
 
 def test_questions_may_have_different_numbers_of_completions():
