@@ -220,6 +220,7 @@ def report(part, scores):
 @dataclass
 class Config:
     model: str = option("toy", "hub name, model folder, folder of a run, or toy: its base model")
+    best: bool = option(False, "of a run with --eval_every: its best checkpoint")
     benchmark: list[str] | None = option(
         None, f"{', '.join(TASKS)}, .jsonl files; none: toy")
     columns: list[str] | None = option(
@@ -263,6 +264,8 @@ def check(chosen):
     if config.samples == 0 and unused:
         raise UserError(f"--{min(unused)} has no effect with --samples 0: nothing is sampled.")
     config.benchmark = config.benchmark or ["toy"]
+    if config.best:
+        config.model = f"{config.model}/best"
     for name in config.benchmark:
         check_dataset(name, config.model)
     stems = {Path(name).stem for name in config.benchmark}

@@ -116,11 +116,15 @@ def train(config, algorithm, device, rows, notes):
             step = train_step(run.networks, run.algorithm, run.reward_functions, config.sampling,
                               limits, questions, rng, moment, run.next_questions)
             run.count(step)
+            if run.evaluates:
+                scores = evaluate(run, "evaluation", run.to_choose, samples=0)
+                step.metrics.update(run.count_evaluation(scores))
             # the log
             step.metrics.update(run.hooks.measure(step))
             log.write(state.step, step, lr)
             logs.show_step(shown, run, step.metrics)
             log.show(state.step, run.finished)
+            log.show_evaluation(run, step.metrics)
             run.refuse_failing_updates()
             # the checkpoint
             interrupt.agree(device)
@@ -133,11 +137,12 @@ def train(config, algorithm, device, rows, notes):
     return 0
 
 
-def evaluate(run, label):
-    """The scores of the policy on the test questions of a run; {} if it has none."""
+def evaluate(run, label, questions=None, samples=1):
+    """The scores of the policy on questions: those of the test, or these; {} if there are none."""
     networks = run.networks
-    return examine(networks.sampler, networks.tokenizer, run.test, run.is_right,
-                   run.config.sampling, seed=run.seed, label=label)
+    questions = run.test if questions is None else questions
+    return examine(networks.sampler, networks.tokenizer, questions, run.is_right,
+                   run.config.sampling, samples=samples, seed=run.seed, label=label)
 
 
 def greedy_answer(run, i):

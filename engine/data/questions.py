@@ -17,6 +17,7 @@ from engine.data.rows import Rows, read_rows
 from engine.model.folders import prompt_room
 from tasks.table import SYSTEM_PROMPT, TASKS, task_of
 
+HELD_OUT = 256  # questions of the training set that --eval_every keeps for its evaluations
 SYSTEM_ROLES = ("system", "developer")
 PLAIN = (  # the chat as plain text, for a model without a chat template
     "{% for turn in messages %}{% if turn.role == 'system' %}{{ turn.content + '\n\n' }}"
@@ -214,19 +215,40 @@ def rows_of_run(data):
         data.eval_dataset, "test", data.eval_questions, data.model, data.columns)
 
 
-def questions_of_run(data, rows, max_new_tokens, tokenizer, model):
-    """(Questions for training, questions for the evaluation, notes) of a run. rows: as of
-    `rows_of_run`."""
+def questions_of_run(data, rows, max_new_tokens, tokenizer, model, held_out=()):
+    """(Questions for training, questions for the evaluation, those for --eval_every, notes) of a
+    run. rows: as of `rows_of_run`. held_out: rows that --eval_every keeps out of the training;
+    without them it takes the questions of the evaluation."""
     room = prompt_room(model, max_new_tokens, data.max_prompt_tokens)
     prompts = {"system_prompt": data.system_prompt, "max_prompt_tokens": room,
                "template_options": data.chat_template_kwargs or {}}
     questions = Questions(rows[0], data.dataset, tokenizer, **prompts)
     questions.first()  # so that a mistake is told before any slow work
-    notes = questions.notes()
-    if not data.eval_dataset:
-        return questions, [], notes
-    eval_questions, more = with_prompts(rows[1], data.eval_dataset, tokenizer, **prompts)
-    return questions, eval_questions, notes + more
+    notes, test, to_choose = questions.notes(), [], []
+    if data.eval_dataset:
+        test, more = with_prompts(rows[1], data.eval_dataset, tokenizer, **prompts)
+        notes += more
+    if held_out:
+        to_choose, more = with_prompts(held_out, data.dataset, tokenizer, **prompts)
+        notes += more
+    return questions, test, to_choose or test, notes
+
+
+def names_others(data):
+    """Whether --eval_dataset names the questions for --eval_every. The toy's own does not: a model
+    that is chosen on test questions looks better than it is."""
+    own = task_of(data.dataset).evaluated and data.eval_dataset == data.dataset
+    return bool(data.eval_dataset) and not own
+
+
+def hold_out(rows, seed):
+    """(the other rows, HELD_OUT of the rows or a quarter of them). The seed says which."""
+    count = min(HELD_OUT, len(rows) // 4)
+    chosen = random.Random(f"{seed} held out").sample(range(len(rows)), count)
+    others = sorted(set(range(len(rows))) - set(chosen))
+    if isinstance(rows, Rows):
+        return rows.select(others), rows.select(chosen)
+    return [rows[i] for i in others], [rows[i] for i in chosen]
 
 
 def take(questions, position, count, seed):

@@ -9,6 +9,7 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
+from copy import copy
 from itertools import islice
 from pathlib import Path
 
@@ -70,6 +71,13 @@ class Rows(Sequence):
         self.dataset, self.columns, self.reserved = dataset, columns, reserved
         self.flat = dataset.flatten()  # the field b of the column a is its column a.b
         self.fingerprint = dataset._fingerprint
+
+    def select(self, numbers):
+        """The rows with these numbers."""
+        chosen = copy(self)
+        chosen.dataset = self.dataset.select(numbers)
+        chosen.flat = self.flat.select(numbers)
+        return chosen
 
     def __len__(self):
         return len(self.dataset)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from engine.base import files, ranks
 from engine.base.errors import UserError
-from engine.data.questions import questions_of_run
+from engine.data.questions import hold_out, names_others, questions_of_run
 from engine.model.networks import build
 from engine.run import checkpoint
 from engine.run.hooks import load_hooks
@@ -24,8 +24,12 @@ def begin(config, algorithm, device, rows):
         folder, saved, notes = checkpoint.resume(config.run.output_dir)
     source = model_of(config)
     networks = build(config, algorithm, source, device, folder)
-    questions, test, of_questions = questions_of_run(
-        data, rows, config.sampling.max_new_tokens, networks.tokenizer, networks.model)
+    held_out = ()
+    if data.eval_every and not names_others(data):
+        others, held_out = hold_out(rows[0], config.run.seed)
+        rows = (others, rows[1])
+    questions, test, to_choose, of_questions = questions_of_run(
+        data, rows, config.sampling.max_new_tokens, networks.tokenizer, networks.model, held_out)
     # a model of the project is the same one in another copy of the project
     state = State(
         source.removeprefix(f"{PROJECT}/"), questions.fingerprint(), ranks.world_size())
@@ -42,8 +46,8 @@ def begin(config, algorithm, device, rows):
     hooks = load_hooks(config.run.hooks)
     tokens, of_tokens = choose_micro_batch_tokens(config.options, device)
     run = Run(
-        config, algorithm, state, questions, test, networks, reward_functions, is_right, hooks,
-        tokens)
+        config, algorithm, state, questions, test, to_choose, networks, reward_functions, is_right,
+        hooks, tokens)
     run.follow_schedule()
     refuse_nothing_to_do(run)
     if saved:

@@ -35,7 +35,8 @@ from engine.model.folders import checkpoints
 warnings.filterwarnings("ignore", ".*torch.distributed is disabled")
 
 SUMMARY = "summary.json"  # it marks a finished run
-KEPT = 2  # checkpoints of a run
+KEPT = 2  # checkpoints of a run, besides the best one
+BEST = "best"  # a link to it
 TENSORS = 30  # of a file in networks/: the writer holds a whole file in the host's memory
 
 
@@ -56,7 +57,7 @@ def save(run_dir, networks, state):
     problem = (
         problem_of(save_model, unfinished, networks, weights, state)
         or problem_of(save_tensors, unfinished, networks)
-        or problem_of(finish, unfinished, run_dir, state.step))
+        or problem_of(finish, unfinished, run_dir, state))
     if problem:
         if ranks.rank() == 0:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -110,15 +111,32 @@ def save_tensors(folder, networks):
     dcp.save(tensors, storage_writer=writer)
 
 
-def finish(folder, run_dir, step):
+def finish(folder, run_dir, state):
     """Give a checkpoint that is complete its name, and remove old ones. The first rank does it."""
     if ranks.rank() == 0:
         files.write(folder / "checksums.json", json.dumps(checksums(folder), indent=2))
-        final = Path(run_dir, f"checkpoint-{step:06d}")
+        final = path_of(run_dir, state.step)
         shutil.rmtree(final, ignore_errors=True)  # an interrupted start may have left this folder
         folder.rename(final)
+        best = link_best(run_dir, state.best)
         for path in checkpoints(run_dir)[:-KEPT]:
-            shutil.rmtree(path)
+            if path != best:
+                shutil.rmtree(path)
+
+
+def path_of(run_dir, step):
+    return Path(run_dir, f"checkpoint-{step:06d}")
+
+
+def link_best(run_dir, best):
+    """Let run_dir/best be the best checkpoint. Returns its path; None: there is none yet."""
+    if best:
+        path = path_of(run_dir, best["step"])
+        new = Path(run_dir, f"{BEST}.new")
+        new.unlink(missing_ok=True)
+        new.symlink_to(path.name)
+        new.replace(Path(run_dir, BEST))  # at once, so that a crash leaves the old link or the new
+        return path
 
 
 def tensors_of(networks, with_optimizer):
@@ -199,6 +217,8 @@ def resume(run_dir):
         raise UserError(f"nothing to resume: {run_dir} holds no checkpoint, or only damaged ones. "
                         "Start a new run, without --resume and in another folder.")
     state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    if ranks.rank() == 0:
+        link_best(run_dir, state.get("best"))  # a run that was killed may not have come to this
     return str(folder), state, notes
 
 

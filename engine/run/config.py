@@ -171,7 +171,7 @@ def saved_options(chosen):
             f"{run_dir} was started by another version of train.py, with other options "
             f"({', '.join(sorted(other))}): finish it with that version, or start a new run.")
     fixed = ("model", "algorithm", "dataset", "columns", "group_size", "questions_per_step", "seed",
-             "lora")
+             "lora", "eval_every")
     for name in fixed:
         if chosen.get(name, saved[name]) != saved[name]:
             raise UserError(f"{run_dir} was started with --{name} {saved[name]}, not "

@@ -22,7 +22,8 @@ def curves(folder, algorithm):
     """Draw metrics of a run against the questions that it was trained on, and the seconds of each
     phase: `curves.png`. Metrics of the user have panels of their own.
 
-    A thin line shows single steps. A thick line shows the mean over a twentieth of the run.
+    A thin line shows single steps. A thick line shows the mean over a twentieth of the run. Points
+    show the greedy accuracy of --eval_every.
     """
     rows = files.read(Path(folder, "metrics.jsonl"))
     questions = list(accumulate(row["questions"] for row in rows))
@@ -34,6 +35,11 @@ def curves(folder, algorithm):
         axis.plot(questions, values, color=colour, alpha=0.3, linewidth=0.8)
         axis.plot(questions, means, color=colour, linewidth=2.5)
         axis.set_title(f"{axis.get_title()}: {means[0]:.2g} → {means[-1]:.2g}")
+    points = [(x, row["eval_accuracy"]) for x, row in zip(questions, rows)
+              if row.get("eval_accuracy") is not None]
+    if points:
+        axes["accuracy"].plot(*zip(*points), "o", color=colour, mfc="white", label="greedy")
+        axes["accuracy"].legend()
     draw_seconds(strip, 0, phase_totals(rows))
     figure.savefig(Path(folder, "curves.png"), dpi=DPI)
 

@@ -69,6 +69,15 @@ class Logs:
                 show_line(steps, means, answer)
 
 
+    def show_evaluation(self, run, metrics):
+        """Print a line of the table after an evaluation of --eval_every."""
+        accuracy = metrics.get("eval_accuracy")
+        if accuracy is not None and self.first:
+            best = ", the best so far" if run.better else ""
+            scores = {"accuracy": accuracy, "length": metrics["eval_length"]}
+            show_line("greedy", scores, None, f"  {run.chosen_on}{best}")
+
+
 def begin(run_dir, last_step):
     """Remove the lines of later steps, which the resumed run writes again, and the summary, which
     marks a finished run."""
@@ -135,11 +144,11 @@ def begin_table(before, example):
         show_line("before", before["sampled"], example)
 
 
-def show_line(steps, scores, answer):
-    """Print a line of the table. scores: the accuracy and the length. answer: its record."""
+def show_line(steps, scores, answer, text=""):
+    """Print a line of the table. scores: the accuracy and the length. answer: its record, or text
+    in place of one."""
     accuracy = scores["accuracy"]
     line = f"{steps:>7}  {accuracy:.2f} {'█' * round(10 * accuracy):10}{scores['length']:7.1f}"
-    text = ""
     if answer:
         line += "  right  " if answer["correct"] else "  wrong  "
         text = " ".join(answer["completion"].split())
@@ -165,7 +174,7 @@ def finish(config, algorithm, run, after, notes):
     summary = {
         "algorithm": algorithm.name, "k": algorithm.k, "per_step": run.per_step,
         **asdict(run.state), "notes": notes, "after": after, "phases": phase_totals(rows),
-        **counts, "checkpoint": str(checkpoint.newest(folder))}
+        **counts, "checkpoint": str(checkpoint.newest(folder)), "chosen_on": run.chosen_on}
     del summary["past"]
     files.write(folder / checkpoint.SUMMARY, files.as_json(summary, indent=2))
     curves(folder, algorithm.name)
@@ -185,8 +194,14 @@ def report(summary, config):
         print(f"On {after['greedy']['questions']} test questions:", ", ".join(changes))
     seconds = summary["phases"]
     spent = ", ".join(f"{word} {seconds[phase]:.0f}" for phase, word in WORDS.items())
+    if summary["evaluation_seconds"]:
+        spent += f"; and {summary['evaluation_seconds']:.0f} s for --eval_every"
     print(f"{seconds['total']:.0f} s: {spent}")
     print("model    ", summary["checkpoint"])
+    best = summary["best"]
+    if best:
+        print(f"best      {folder}/{checkpoint.BEST}: step {best['step']}, greedy accuracy "
+              f"{best['accuracy']:.3f}, chosen on {summary['chosen_on']}")
     print(f"look      {folder}/curves.png")
     other = "cppo" if summary["algorithm"] == "grpo" else "grpo"
     print("compare   the same command with --algorithm", other)

@@ -39,6 +39,10 @@ class DataOptions:
         "only the toy is scored")
     eval_questions: int = option(
         512, "how many questions of --eval_dataset are scored", limits="[1, ∞)")
+    eval_every: int | None = option(
+        None, "steps between evaluations (greedy) on 256 questions that are held out of the "
+        "training set, or on those of an --eval_dataset that you name; best/ in the run's folder "
+        "is the checkpoint with the highest accuracy", limits="[1, ∞)")
 
 
 @dataclass

@@ -46,6 +46,8 @@ class State:
     # and for a curriculum
     past: list = field(default_factory=list)
     before: dict = field(default_factory=dict)  # the scores before training
+    best: dict = field(default_factory=dict)  # of --eval_every: the step and its accuracy
+    evaluation_seconds: float = 0.0  # of --eval_every
 
 
 @dataclass
@@ -57,12 +59,14 @@ class Run:
     state: State
     questions: Questions
     test: list[dict]  # the questions of the evaluation
+    to_choose: list[dict]  # the questions of --eval_every
     networks: Networks
     reward_functions: list[Reward]
     is_right: Callable  # the reward that says whether a completion is right
     hooks: Hooks
     micro_batch_tokens: int  # on this device
     own_numbers: list[int] = field(default_factory=list)  # of the questions of this step and device
+    better: dict = field(default_factory=dict)  # than state.best: a model that is not saved yet
 
     @property
     def seed(self):
@@ -176,16 +180,43 @@ class Run:
             state.past += ranks.gather([*zip(self.own_numbers, mean_rewards)])
         self.own_numbers.clear()
 
+    @property
+    def evaluates(self):
+        """Whether --eval_every asks for an evaluation after this step."""
+        every = self.config.data.eval_every
+        return bool(every) and (self.state.step % every == 0 or self.finished)
+
+    def count_evaluation(self, scores):
+        """Add an evaluation. Returns what the log says of it."""
+        state, accuracy = self.state, scores["greedy"]["accuracy"]
+        state.evaluation_seconds += scores["seconds"]
+        if accuracy > state.best.get("accuracy", -1):  # of equal ones the earliest is the best
+            self.better = {"step": state.step, "accuracy": accuracy}
+        return {"eval_accuracy": accuracy, "eval_length": scores["greedy"]["length"]}
+
+    @property
+    def chosen_on(self):
+        """The questions of --eval_every, in words."""
+        of = "test questions" if self.to_choose is self.test else "held-out training questions"
+        return f"{len(self.to_choose)} {of}"
+
     def save(self, last):
-        """Write a checkpoint of this step, if one is due. last: the run ends with this step.
+        """Write a checkpoint of this step, if one is due: also if it is the best one so far. last:
+        the run ends with this step.
 
         While updates fail, the last good checkpoint stays the newest. If --stop_kl ends the run,
         the one from before does.
         """
-        due = self.state.step % self.config.run.save_every == 0 and not self.state.skipped_in_a_row
+        state, better, self.better = self.state, self.better, {}
+        due = state.step % self.config.run.save_every == 0 or better
+        due = due and not state.skipped_in_a_row
         if self.went_too_far or not (due or last):
             return
-        saved = checkpoint.save(self.config.run.output_dir, self.networks, self.state)
+        before = state.best
+        state.best = better or before
+        saved = checkpoint.save(self.config.run.output_dir, self.networks, state)
+        if not saved:
+            state.best = before
         if last and not saved:
             raise UserError(f"the run has ended at step {self.state.step}. What it learned after "
                             "its last checkpoint is lost.")

@@ -1,0 +1,106 @@
+"""--eval_every: the best checkpoint of a run is kept, also after a kill."""
+
+import json
+import shutil
+
+import pytest
+
+import eval as evaluation
+import train
+from engine.base.errors import UserError
+from engine.data.questions import HELD_OUT, hold_out, names_others
+from engine.run import checkpoint
+from engine.run.options import DataOptions
+from tests.engine.runs import go_on, metrics_of, run, sums, written
+from tests.test_train import stop_after
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+ACCURACY = {2: 0.1, 4: 0.5, 6: 0.3, 8: 0.5, 9: 0.2}  # of each evaluation
+BRIEF = ("--questions_per_step 1 --group_size 4 --algorithm grpo --max_new_tokens 16 --lr 1e-3 "
+         "--eval_questions 2 --steps 9 --save_every 3 --eval_every 2")
+
+
+@pytest.fixture(autouse=True)
+def known_accuracy(monkeypatch):
+    def evaluate(run, label, questions=None, samples=1):
+        if questions is None:
+            return {}
+        assert samples == 0 and len(questions) == HELD_OUT
+        greedy = {"accuracy": ACCURACY[run.state.step], "length": 5.0}
+        return {"greedy": greedy, "seconds": 2.0}
+
+    monkeypatch.setattr(train, "evaluate", evaluate)
+
+
+def tensors(folder):
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_the_earliest_of_the_best_checkpoints_survives_newer_ones_and_a_kill(
+    small, tmp_path, monkeypatch, capsys
+):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run(small, whole, BRIEF)
+    printed = "".join(capsys.readouterr())
+    assert f"best      {whole}/best: step 4, greedy accuracy 0.500, chosen on 256 held" in printed
+    assert printed.count("the best so far") == 2 and "; and 10 s for --eval_every" in printed
+    assert (whole / "best").resolve() == whole / "checkpoint-000004"
+    assert [path.name[-1] for path in checkpoint.checkpoints(whole)] == ["4", "6", "9"]
+    found = {row["step"]: row.get("eval_accuracy") for row in metrics_of(whole)}
+    assert {step: value for step, value in found.items() if value is not None} == ACCURACY
+
+    stop_after(5, monkeypatch)
+    run(small, killed, BRIEF)
+    (killed / "best").unlink()  # it was killed just before it made the link
+    go_on(killed)
+    assert (killed / "best").resolve() == killed / "checkpoint-000004"
+    for name in ("best", "checkpoint-000009"):
+        assert tensors(whole / name) == tensors(killed / name)
+    assert metrics_of(whole) == metrics_of(killed)
+    with pytest.raises(UserError, match="started with --eval_every 2, not 3"):
+        go_on(killed, "--eval_every 3")
+
+
+def test_a_best_model_that_cannot_be_saved_is_not_the_best(small, tmp_path, monkeypatch):
+    real = checkpoint.finish
+
+    def finish(folder, run_dir, state):
+        if state.step == 4:
+            raise OSError("no space")
+        real(folder, run_dir, state)
+
+    monkeypatch.setattr(checkpoint, "finish", finish)
+    run(small, tmp_path / "run", BRIEF)
+    assert (tmp_path / "run/best").resolve().name == "checkpoint-000008"  # as good as step 4
+
+
+def test_eval_takes_the_best_checkpoint(small, tmp_path, capsys):
+    shutil.copytree(small, tmp_path / "run/checkpoint-000004")
+    checkpoint.link_best(tmp_path / "run", {"step": 4})
+    words = "--questions 2 --samples 0 --max_new_tokens 4".split()
+    evaluation.main(["--model", str(tmp_path / "run"), "--best", *words])
+    scores = json.loads((tmp_path / "run/best/eval-toy.json").read_text())
+    assert scores["model"] == str(tmp_path / "run/best")
+    with pytest.raises(UserError, match="best does not exist"):
+        evaluation.main(["--model", small, "--best", *words])
+
+
+def test_held_out_questions_are_not_trained_on(tmp_path):
+    from engine.data.rows import read_rows
+
+    files = read_rows(str(written(tmp_path / "x.jsonl", sums(12))))
+    for rows in (sums(12), files, sums(4000)):
+        others, chosen = hold_out(rows, seed=3)
+        asked = [[row["question"] for row in part] for part in (others, chosen)]
+        assert len(chosen) == min(256, len(rows) // 4)
+        assert sorted(asked[0] + asked[1]) == sorted(row["question"] for row in rows)
+        assert asked[1] == [row["question"] for row in hold_out(rows, seed=3)[1]]
+    assert asked[1] != [row["question"] for row in hold_out(sums(4000), seed=4)[1]]
+
+
+@pytest.mark.parametrize("dataset, eval_dataset, others", [
+    ("toy", "toy", False), ("gsm8k", None, False), ("gsm8k", "gsm8k", True), ("toy", "x", True)])
+def test_the_model_is_chosen_on_other_questions_only_if_they_are_named(
+    dataset, eval_dataset, others
+):
+    assert names_others(DataOptions(dataset=dataset, eval_dataset=eval_dataset)) == others
