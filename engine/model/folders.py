@@ -2,6 +2,7 @@
 be."""
 
 import functools
+import json
 import math
 import os
 import re
@@ -37,6 +38,18 @@ def resolve_model(name):
     else:
         ask_hub(name)
     return str([path, *saved][-1])
+
+
+def adapters_in(folder):
+    """adapter_config.json of a folder; None: it holds no adapters of peft."""
+    path = Path(folder, "adapter_config.json")
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def base_of(folder):
+    """The model to which the adapters in a folder belong; a folder without adapters itself."""
+    adapters = adapters_in(folder)
+    return adapters["base_model_name_or_path"] if adapters else folder
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from torch.nn.functional import linear, rms_norm
 
 from engine.base.errors import UserError, one_line
 from engine.model.contract import Sampling
-from engine.model.folders import resolve_model
+from engine.model.folders import adapters_in, resolve_model
 from engine.model.precision import TINY, choose_dtype, nearly_equal
 from engine.model.sampling import Sampler
 
@@ -36,7 +36,7 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
     if frozen and choose_dtype(dtype, device, model.num_parameters()) != weights:
         # a tiny model: its weights would be rounded for nothing
         return load_model(name, device, "float32", frozen=True)
-    if Path(name, "adapter_config.json").exists():
+    if adapters_in(name):
         adapters_in_float32(model, name)
     model.to(place or device).eval()
     fewer_kernels(model, device)

@@ -12,6 +12,8 @@ from engine.model.pace import PACES
 from engine.model.prompts import on_device, read_prompts_once, read_rows
 from grpo import token_entropies, token_logprobs
 
+START = "start"  # the adapters with which a run has started; those that learn are "default"
+
 
 @dataclass
 class Policy:
@@ -21,7 +23,7 @@ class Policy:
     dtype: torch.dtype = torch.float32  # of its arithmetic
     shares_prompts: bool = True  # whether it can compute a prompt once for several completions
     temperature: float = 1.0  # the sampler's
-    without_adapter: bool = False  # LoRA's reference: the same model with its adapter switched off
+    at_start: bool = False  # LoRA's reference: the same model, with the adapters of its start
     sharded: bool = False  # whether the devices divide its weights
 
     def logprobs(self, batch, with_entropy=False):
@@ -35,8 +37,8 @@ class Policy:
         exist together.
         """
         model = self.model
-        if self.without_adapter:
-            model.disable_adapters()
+        if self.at_start:
+            adapters_of_start(model)
         try:
             half = self.dtype != torch.float32
             with torch.autocast(batch.tokens.device.type, self.dtype, enabled=half):
@@ -47,10 +49,19 @@ class Policy:
                 scores = ThroughHead.apply(
                     states, targets, head.weight, head.bias, size, self.temperature, with_entropy)
         finally:
-            if self.without_adapter:
+            if self.at_start:
                 model.enable_adapters()
+                model.set_adapter("default")
         scores = [spread(x, positions, batch.tokens.shape) for x in scores]
         return tuple(scores) if with_entropy else scores[0]
+
+
+def adapters_of_start(model):
+    """Let a model compute with the adapters with which the run has started, or without any."""
+    if START in model.peft_config:
+        model.set_adapter(START)
+    else:
+        model.disable_adapters()
 
 
 def completion_mask(tokens, lengths):

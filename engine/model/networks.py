@@ -1,6 +1,7 @@
 """Building the networks of a run: the policy that learns, PPO's critic, the sampler, the
 reference."""
 
+import warnings
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,12 +14,15 @@ from engine.model import shards
 from engine.model.contract import stop_tokens
 from engine.model.critic import Critic
 from engine.model.loading import adapters_in_float32, load_model
-from engine.model.logprobs import Policy, recompute_layers
+from engine.model.logprobs import START, Policy, recompute_layers
 from engine.model.precision import choose_dtype, frozen_copy, with_parameters
 from engine.model.prompts import shares_prompts
 from engine.model.sampling import Sampler
 from engine.model.vllm import VLLM
 from tasks.table import task_of
+
+# peft warns of a second set of adapters, which START is
+warnings.filterwarnings("ignore", "Already found a `peft_config` attribute")
 
 # --sampler NAME; contract.py says what a sampler does
 SAMPLERS = {"ours": Sampler, "vllm": VLLM}
@@ -109,7 +113,7 @@ def whole_networks(source, device, devices, sampling, algorithm, compares, seed,
     if devices.lora:
         add_adapter(policy.model, devices.lora, seed, folder)
     if compares and devices.lora:
-        networks.reference = replace(policy, without_adapter=True)
+        networks.reference = replace(policy, at_start=True)
     elif compares:
         networks.reference = first or frozen(policy)
     if uses_ours(sampling.sampler):
@@ -211,11 +215,22 @@ def add_adapter(model, rank, seed, folder=None):
     learn.
 
     W x becomes W x + (α / rank) B A x with α = 2 rank. B starts at 0. A starts at random numbers
-    that follow from `seed`, so that all devices start with the same adapters. folder: a checkpoint;
-    its adapters are loaded in place of new ones.
+    that follow from `seed`, so that all devices start with the same adapters. If the model has
+    adapters already, they learn on, and a copy of them stays as they are, for the reference.
+    folder: a checkpoint; its adapters are loaded in place of these.
     """
     from peft import LoraConfig  # takes a second to import, and few runs need it
 
     torch.manual_seed(seed)
-    model.add_adapter(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
+    has_adapters = getattr(model, "peft_config", None)
+    if has_adapters:
+        model.add_adapter(model.peft_config["default"], START)
+        weights = dict(model.named_parameters())
+        for name in weights:
+            if ".default." in name:
+                copy = weights[name.replace(".default.", f".{START}.")]
+                copy.data.copy_(weights[name])
+        model.set_adapter("default")
+    else:
+        model.add_adapter(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
     adapters_in_float32(model, folder)

@@ -1,17 +1,13 @@
 """Checks before any work: options that do not fit each other or the machine are refused."""
 
-from pathlib import Path
-
 from algorithms import ALGORITHMS, OVER_KEPT, Row, rule_name
 from engine.base.errors import UserError
 from engine.data.rows import check_columns, check_dataset
-from engine.model.folders import resolve_model
+from engine.model.folders import adapters_in, resolve_model
 from engine.model.networks import sampler_class
 from engine.run.hooks import load_hooks
 from engine.scoring.score import load_rewards
 from tasks.table import base_model, task_of
-
-ADAPTER = "adapter_config.json"
 
 
 def check_options(o):
@@ -34,9 +30,11 @@ def check_options(o):
     load_rewards(o.rewards)
     load_hooks(o.hooks)
     # the plan needs only its config.json
-    if o.model != "toy" and o.plan is None and Path(resolve_model(o.model), ADAPTER).exists():
-        raise UserError(f"{o.model} holds adapters, not a whole model: merge them into their model "
-                        "first, as docs/gpus.md shows.")
+    adapters = adapters_in(resolve_model(o.model)) if o.model != "toy" and o.plan is None else None
+    if adapters and adapters["r"] != o.lora:
+        raise UserError(f"{o.model} holds adapters, not a whole model: --lora {adapters['r']}, "
+                        "their rank, trains them further. Or merge them into their model first, as "
+                        "docs/gpus.md shows.")
 
 
 def check_algorithm(o):

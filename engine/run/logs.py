@@ -7,6 +7,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from engine.base import files, progress, ranks
+from engine.model.folders import base_of
 from engine.run import checkpoint
 from engine.run.metrics import COUNTS, WORDS, first_group, mean, phase_totals
 from tasks.table import TASKS
@@ -180,7 +181,7 @@ def finish(config, algorithm, run, after, notes):
     curves(folder, algorithm.name)
     report(summary, config)
     if config.devices.lora:
-        print(MERGE.format(**summary, folder=folder))
+        print(MERGE.format(**summary | {"source": base_of(summary["source"])}, folder=folder))
 
 
 def report(summary, config):

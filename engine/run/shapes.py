@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from engine.base.errors import UserError, one_line
-from engine.model.folders import resolve_model
+from engine.model.folders import base_of, resolve_model
 
 
 @functools.cache  # a plan asks for each lever
@@ -31,7 +31,7 @@ def skeleton(name):
             config = transformers.AutoConfig.for_model(**published[base])
         else:
             config = transformers.AutoConfig.from_pretrained(
-                resolve_model(name), trust_remote_code=False)
+                base_of(resolve_model(name)), trust_remote_code=False)
         with torch.device("meta"):
             return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except (OSError, ValueError) as error:

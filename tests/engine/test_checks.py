@@ -42,7 +42,7 @@ BAD = [  # each is refused, and the sentence names an option or a value of it
     "--recipe nowhere.yaml", "--prunning_rate 0.5", "--output_dir mine/by_length.py/run",
     "--output_dir mine/by_length.py", "--dataset arithmetic", "--eval_dataset math",
     "--keep mine/by_length.py:rule",  # the file has no such function
-    "--model mine",  # adapters: transformers would load them frozen
+    "--model mine", "--model mine --lora 8",  # adapters of rank 4
     "--algorithm gspo --shortest_prefix 0",
     "--algorithm ppo --shortest_prefix 0", "--algorithm deepseek_v32 --shortest_prefix 0.5",
     "--shortest_prefix 0 --importance_weights sequence_mask",
@@ -58,7 +58,7 @@ def test_bad_input_is_refused_in_one_sentence_before_any_work(words, tmp_path, m
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "mine/data.jsonl", [{"q": "1", "a": "1"}])
     (tmp_path / "mine/by_length.py").write_text("def by_length(*given):\n    pass\n")
-    (tmp_path / "mine/adapter_config.json").touch()
+    (tmp_path / "mine/adapter_config.json").write_text('{"r": 4}')
     for work in ("train", "begin", "print_plan"):
         monkeypatch.setattr(train, work, lambda *_, **__: pytest.fail("it was not refused"))
     with pytest.raises(UserError) as error:

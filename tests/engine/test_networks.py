@@ -1,6 +1,7 @@
 """The networks of a run: adapters, gradient checkpointing, the sampler's copy, and memory that runs
 out."""
 
+import json
 import multiprocessing
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import train
 from algorithms import resolve
 from engine.base.errors import UserError
 from engine.model import loading
+from engine.model.folders import base_of
 from engine.model.logprobs import Policy
 from engine.model.networks import add_adapter, build, load_policy
 from engine.model.precision import frozen_copy
@@ -84,7 +86,7 @@ def test_a_run_with_adapters_is_saved_as_adapter_resumed_and_merged(small, tmp_p
     folder = run / "checkpoint-000003"
     assert (folder / "adapter_model.safetensors").exists()
     assert not (folder / "model.safetensors").exists()
-    with pytest.raises(UserError, match="holds adapters, .*docs/gpus.md"):
+    with pytest.raises(UserError, match="holds adapters, .* --lora 4, .*docs/gpus.md"):
         config_of({"model": str(run)})
     whole = merge_as_is_printed(run, capsys.readouterr().out)
     config_of({"model": whole})  # not refused
@@ -102,7 +104,32 @@ def test_a_run_with_adapters_is_saved_as_adapter_resumed_and_merged(small, tmp_p
 
 
 def adapter_of(model):
-    return {name: p.detach().clone() for name, p in model.named_parameters() if "lora_" in name}
+    return {name: p.detach().clone() for name, p in model.named_parameters() if ".default." in name}
+
+
+def test_adapters_are_trained_further_and_the_reference_is_their_start(small, tmp_path):
+    """Also after a resume."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    words = "--algorithm grpo --beta 0.04 --lr 1e-2 --group_size 4 --max_new_tokens 8 --lora 4 "
+    words += "--steps 1 --questions_per_step 2 --eval_questions 2"
+    runs.run(small, first, words)
+    runs.run(first, second, words)
+    options = {"model": str(first), "algorithm": "grpo", "beta": 0.04, "lora": 4, "lr": 1e-2}
+    config, algorithm = config_of(options)
+    source, trained = first / "checkpoint-000001", second / "checkpoint-000001"
+    batch = completions(load_policy(small, CPU, "auto")[1])
+    of_first, of_second, of_base = (
+        logprobs_of(load_policy(str(path), CPU, "auto")[0], batch)
+        for path in (source, trained, small))
+    assert not torch.allclose(of_first, of_base) and not torch.allclose(of_first, of_second)
+    for folder, expected in ((None, of_first), (str(trained), of_second)):
+        networks = build(config, algorithm, str(source), CPU, folder)
+        assert_close(logprobs_of(networks.reference, batch), of_first)
+        assert_close(logprobs_of(networks.policy, batch), expected)
+        learning = {name for name, p in networks.model.named_parameters() if p.requires_grad}
+        assert learning == {*adapter_of(networks.model)}
+    config = json.loads((trained / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(small) == base_of(trained) == base_of(small)
 
 
 def test_an_adapter_starts_from_the_seed(small):
