@@ -219,6 +219,7 @@ def test_the_statistics_by_hand(share):
     (0.75, -1.0, {}, 1), (0.75, -1.0, {"clip_low": 0.3}, 0),
     (0.5, 1.0, {}, 0), (1.5, -1.0, {}, 0),  # the side that the clip leaves alone
     (0.5, 0.0, {}, 0), (1.5, 0.0, {}, 0),
+    (1.0, 1.0, {"clip_high": 0.0}, 0), (1.0, -1.0, {"clip_low": 0.0}, 0),  # just at the clip
 ])
 def test_the_clip_fraction_counts_only_tokens_that_lost_their_gradient(ratio, A, clip, clipped):
     one = torch.ones(1, 1)
