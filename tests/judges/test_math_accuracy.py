@@ -215,9 +215,10 @@ def verdicts():
 @pytest.mark.parametrize("value, fraction", [
     ("0.00012345", Fraction("0.00012345")),
     ("123456789012345678.5", Fraction("123456789012345678.5")),
-    ("9.1\\times10^{-31}", Fraction("9.1e-31")), ("3!", 6), ("(-2)^{3}", -8),
+    ("9.1\\times10^{-31}", Fraction("9.1e-31")), ("3!", 6), ("0!", 1), ("(-2)^{3}", -8),
     ("\\frac{1}{2^{101}}", Fraction(1, 2**101)), ("1-\\frac{1}{3^{40}}", 1 - Fraction(1, 3**40)),
-    *((other, None) for other in ("\\sqrt{2}", "x", "0^{-1}", HANGS, "10^{10^{10}}", "10^{9}!")),
+    *((other, None) for other in (
+        "\\sqrt{2}", "\\sin{1}", "x", "0^{-1}", HANGS, "10^{10^{10}}", "10^{9}!")),
 ])  # fmt: skip
 def test_a_rational_number_is_read_exactly_and_never_for_long(verdicts, value, fraction):
     [parsed, _] = verdicts.parse(f"\\boxed{{{value}}}", [verdicts.FORM], parsing_timeout=None)
