@@ -21,6 +21,7 @@ ROW = '{"question": "a", "answer": "1"}\n'
 def write(tmp_path, monkeypatch):
     """Write rows (or a text, or bytes) into a file of this name, and return its path."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("engine.data.rows.ask_hub", lambda *_: pytest.fail("the hub was asked"))
 
     def write(content, name="questions.jsonl"):
         path = tmp_path / name
