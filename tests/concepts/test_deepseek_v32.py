@@ -60,7 +60,7 @@ def test_plain_k3_has_neither():
 
 def test_on_policy_the_value_of_k3_is_right_and_its_gradient_is_not():
     value, gradient = mean_over_tokens(lambda logp, _, ref: kl_k3(logp, ref), THETA)
-    assert value == pytest.approx(KL, rel=1e-12)
+    assert value == pytest.approx(KL, rel=1e-6)  # k3 may be float32
     assert (gradient - KL_GRADIENT).norm() > 0.3 * KL_GRADIENT.norm()
 
 

@@ -11,7 +11,13 @@ import math
 import pytest
 import torch
 
-from grpo import clipped_surrogate, group_advantages, grpo_loss, sequence_mean_weights
+from grpo import (
+    clipped_surrogate,
+    group_advantages,
+    grpo_loss,
+    sequence_mean_weights,
+    surrogate_loss,
+)
 from tests.examples import (
     ADVANTAGES,
     F64,
@@ -19,6 +25,7 @@ from tests.examples import (
     MASK,
     NOT_FINITE,
     OLD,
+    PER_COMPLETION,
     RANDOM_WEIGHTS,
     REF,
     TinyPolicy,
@@ -117,6 +124,15 @@ def test_the_loss_and_its_gradient_equal_a_loop_over_tokens(options):
 
 def test_each_token_may_have_an_advantage_of_its_own():
     check_loss(grpo_loss, {}, advantages=ADVANTAGES.outer(A.repeat(2)[:5]))
+
+
+@pytest.mark.ours
+def test_the_loss_of_the_family_has_a_clip_of_02_and_no_kl_by_default():
+    def loss(logp, old_logp, advantages, mask, ref_logp):
+        ratio = (logp - old_logp).exp()
+        return surrogate_loss(ratio, advantages, logp, mask, PER_COMPLETION, ref_logp=ref_logp)
+
+    check_loss(loss, {"ref_logp": REF})
 
 
 # --- the exact gradient: a sum over all completions of a tiny policy ------------------------------
@@ -219,6 +235,7 @@ def test_the_statistics_by_hand(share):
     (0.75, -1.0, {}, 1), (0.75, -1.0, {"clip_low": 0.3}, 0),
     (0.5, 1.0, {}, 0), (1.5, -1.0, {}, 0),  # the side that the clip leaves alone
     (0.5, 0.0, {}, 0), (1.5, 0.0, {}, 0),
+    (1.0, 1.0, {"clip_high": 0.0}, 0), (1.0, -1.0, {"clip_low": 0.0}, 0),  # just at the clip
 ])
 def test_the_clip_fraction_counts_only_tokens_that_lost_their_gradient(ratio, A, clip, clipped):
     one = torch.ones(1, 1)

@@ -99,6 +99,7 @@ def test_up_to_the_bound_the_ratio_is_exp_and_above_it_a_constant():
     own, expected = (torch.autograd.grad(y.sum(), x)[0] for y in (ratio, right))
     assert torch.equal(ratio[:4], right[:4]) and torch.equal(own[:4], expected[:4])
     assert ratio[4:].tolist() == pytest.approx([math.exp(20)] * 2) and not own[4:].any()
+    assert importance_ratio(x, zeros, zeros).tolist() == [1] * 6  # padding
 
 
 @pytest.mark.ours

@@ -21,6 +21,7 @@ ROW = '{"question": "a", "answer": "1"}\n'
 def write(tmp_path, monkeypatch):
     """Write rows (or a text, or bytes) into a file of this name, and return its path."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("engine.data.rows.ask_hub", lambda *_: pytest.fail("the hub was asked"))
 
     def write(content, name="questions.jsonl"):
         path = tmp_path / name
@@ -54,9 +55,20 @@ def test_a_csv_file_keeps_texts_as_they_are(write):
 
 
 def test_a_folder_is_a_data_set(write, tmp_path):
+    fingerprints = set()
     for split in ("train", "test"):
         write([ONE | {"answer": split}], f"mine/{split}-0.jsonl")
-        assert read_rows(str(tmp_path / "mine"), split)[0]["answer"] == split
+        rows = read_rows(str(tmp_path / "mine"), split)
+        assert rows[0]["answer"] == split
+        fingerprints.add(rows.fingerprint)
+    assert len(fingerprints) == 2
+
+
+def test_the_same_content_in_another_file_is_the_same_data_set(write):
+    """A resumed run asks for it."""
+    contents = {"a.jsonl": ROW, "b.jsonl": ROW, "c.jsonl": ROW * 2}
+    found = [open_file(write(text, name)).fingerprint for name, text in contents.items()]
+    assert found[0] == found[1] != found[2]
 
 
 def test_lines_may_be_blank_and_begin_with_a_byte_order_mark(write):
