@@ -26,7 +26,7 @@ from engine.data.rows import check_columns, check_dataset, read_rows
 from engine.model.contract import Sampling
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
-from engine.model.networks import sampler_class, uses_ours
+from engine.model.networks import make_sampler, uses_ours
 from engine.model.sampling import Sampler
 from engine.run.command_line import compose, given, given_twice, option, run_program
 from engine.scoring.score import Reward, load_rewards, reward_columns, score
@@ -317,7 +317,7 @@ def evaluate_benchmark(benchmark, rows, config, source, model, tokenizer, folder
     [reward] = load_rewards([config.judge])
     sampler = Sampler(model, tokenizer)
     if config.sampler != "ours":
-        sampler = sampler_class(config.sampler)(sampler, tokenizer, sampling)
+        sampler = make_sampler(config.sampler, sampler, tokenizer, sampling)
     summary = examine(
         sampler, tokenizer, questions, reward.function, sampling,
         samples=config.samples, batch_size=config.batch_size, seed=config.seed, label=benchmark,

@@ -87,17 +87,15 @@ class Completions:
         ends = (self.lengths - (~self.truncated).long()).tolist()
         texts = []
         for i, (row, length, end) in enumerate(zip(rows, lengths, ends)):
-            if self.stop and first_of(self.stop, as_text(tokenizer, row[:length])) is not None:
+            if self.stop and first_of(self.stop, tokenizer.decode(row[:length])) is not None:
                 end = length  # a text ends it
             written = [token for token in row[:end] if token not in silent]
-            text = as_text(tokenizer, written)
-            texts.append(thoughts[i // group_size] + text[: first_of(self.stop, text)])
+            text = tokenizer.decode(
+                written, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            if self.stop:
+                text = text[: first_of(self.stop, text)]
+            texts.append(thoughts[i // group_size] + text)
         return texts
-
-
-def as_text(tokenizer, tokens):
-    return tokenizer.decode(
-        tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 def first_of(stop, text):

@@ -8,7 +8,8 @@ from functools import partial
 
 import torch
 
-from engine.base import ranks
+from engine.base import own, ranks
+from engine.base.errors import UserError
 from engine.base.files import known_or_own
 from engine.model import shards
 from engine.model.contract import stop_tokens
@@ -30,7 +31,26 @@ SAMPLERS = {"ours": Sampler, "vllm": VLLM}
 
 def sampler_class(word):
     """The class that `--sampler` names: a name of SAMPLERS, or FILE.py:CLASS."""
-    return known_or_own(word, SAMPLERS, "sampler", "--sampler")
+    kind = known_or_own(word, SAMPLERS, "sampler", "--sampler")
+    refuse_missing(kind, word, "check", "sample")
+    return kind
+
+
+def refuse_missing(sampler, word, *names):
+    """Refuse a sampler, or its class, that lacks what contract.py asks for."""
+    missing = [name for name in names if not hasattr(sampler, name)]
+    if missing:
+        raise UserError(f"--sampler {word} has no {' and no '.join(missing)}: "
+                        "engine/model/contract.py says what a sampler has.")
+
+
+def make_sampler(word, *arguments, **named):
+    """A sampler other than ours. What one of the user's own returns is checked."""
+    sampler = sampler_class(word)(*arguments, **named)
+    refuse_missing(sampler, word, "refresh", "free_memory")
+    if word not in SAMPLERS:
+        own.check_sampler(sampler, f"--sampler {word}")
+    return sampler
 
 
 def uses_ours(word):
@@ -84,14 +104,14 @@ def build(config, algorithm, source, device, folder=None):
     else:
         networks = whole_networks(
             source, device, devices, sampling, algorithm, compares, seed, folder)
-    kind = sampler_class(sampling.sampler)
     if not uses_ours(sampling.sampler):
-        networks.sampler = kind(
-            folder or source, networks.tokenizer, networks.policy.dtype, sampling,
+        networks.sampler = make_sampler(
+            sampling.sampler, folder or source, networks.tokenizer, networks.policy.dtype, sampling,
             stop_ids=stop_tokens(networks.model, networks.tokenizer),
             longest=config.data.max_prompt_tokens + sampling.max_new_tokens, seed=seed)
     elif sampling.sampler != "ours":
-        networks.sampler = kind(networks.sampler, networks.tokenizer, sampling)
+        networks.sampler = make_sampler(
+            sampling.sampler, networks.sampler, networks.tokenizer, sampling)
     add_optimizer(networks, config.update, task_of(config.data.dataset).critic_lr)
     for network in networks.learners if devices.gradient_checkpointing else ():
         recompute_layers(network)

@@ -10,7 +10,7 @@ import torch
 from tqdm import tqdm
 
 from engine.base.errors import UserError
-from engine.model.contract import Completions, as_text, first_of, stop_tokens
+from engine.model.contract import Completions, first_of, stop_tokens
 from engine.model.decoding import write_completions
 from engine.model.prompts import on_device
 
@@ -108,7 +108,7 @@ def ends_in_texts(tokenizer, stop, tokens):
     ends = torch.zeros_like(tokens, dtype=torch.bool)
 
     def holds(count, row):
-        return first_of(stop, as_text(tokenizer, row[:count])) is not None
+        return first_of(stop, tokenizer.decode(row[:count])) is not None
 
     for i, row in enumerate(tokens.tolist()):
         if holds(len(row), row):

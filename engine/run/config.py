@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from algorithms import ALGORITHMS, KEEP, resolve, rule_name, usual_pruning_rate
-from engine.base import ranks
+from engine.base import own, ranks
 from engine.base.errors import UserError, unknown
 from engine.base.files import known_or_own
 from engine.run import checks, folder
@@ -28,7 +28,6 @@ from engine.run.options import (
     SamplingOptions,
     UpdateOptions,
 )
-from engine.run.own_rule import own_rule
 from tasks.table import task_of
 
 
@@ -88,13 +87,14 @@ def algorithm_of(options):
     if keep == rule_name(ALGORITHMS[options.algorithm].keep):
         keep = None  # it is the row's own rule, which may be a function
     elif keep not in KEEP:
-        keep = own_rule(known_or_own(keep, KEEP, "rule", "--keep"), keep)
+        keep = own.own_rule(known_or_own(keep, KEEP, "rule", "--keep"), keep)
     checks.check_algorithm(options)
     others = {name: getattr(options, name) for name in ALGORITHM_OPTIONS - {"keep"}}
     try:
         algorithm = resolve(options.algorithm, keep=keep, **others)
     except ValueError as error:
         raise UserError(f"{error}: lower --pruning_rate.") from None
+    algorithm = own.checked(algorithm)
     if algorithm.over_all_devices:
         gathered = partial(ranks.over_all_groups, algorithm.advantages)
         algorithm = replace(algorithm, advantages=gathered)
@@ -113,7 +113,10 @@ def algorithm_with(config, changed):
     if changed.get("beta") and not (config.row.beta or config.run.stop_kl):
         raise UserError("a schedule cannot raise beta above 0 in a run that has no reference: "
                         "start the run with a --beta above 0.")
-    check_limits(Config, changed)
+    try:
+        check_limits(Config, changed)
+    except TypeError:
+        raise UserError(f"a schedule cannot set {changed!r:.100}: a value is no number.") from None
     return algorithm_of(SimpleNamespace(**flat(config) | changed))
 
 

@@ -19,8 +19,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from engine.base import ranks
-from engine.base.errors import UserError, one_line
+from engine.base.errors import UserError
 from engine.base.files import own_module
+from engine.base.own import call
 
 
 class Hooks(NamedTuple):
@@ -29,34 +30,25 @@ class Hooks(NamedTuple):
     curriculum: Callable | None = None
     metrics: Callable | None = None
 
-    def call(self, name, *arguments):
+    def call(self, name, wanted, fits, *arguments):
         """What the user's function of this name returns."""
-        try:
-            return getattr(self, name)(*arguments)
-        except (Exception, SystemExit) as error:
-            raise UserError(f"--hooks {self.path}: {name} failed: {one_line(error)}.") from error
+        return call(getattr(self, name), f"--hooks {self.path}:{name}", wanted, fits, *arguments)
 
     def options_at(self, step, progress):
         """{option: value} of the schedule; without one {}."""
         if not self.schedule:
             return {}
-        options = self.call("schedule", step, progress)
-        if not isinstance(options, dict):
-            raise UserError(f"--hooks {self.path}: schedule must return {{option: value}}.")
-        return options
+        return self.call(
+            "schedule", "{option: value}", lambda options, *given: isinstance(options, dict),
+            step, progress)
 
     def choose(self, questions, past, count, rng):
         """The numbers of the next `count` questions. All devices take the first one's choice."""
-        numbers = self.call("curriculum", questions, past, count, rng)
-        try:
-            numbers = ranks.from_first([int(number) for number in numbers])
-            right = len(numbers) == count and set(numbers) <= set(range(len(questions)))
-        except (TypeError, ValueError):
-            right = False
-        if not right:
-            raise UserError(f"--hooks {self.path}: curriculum must return {count} numbers of "
-                            f"questions, from 0 to {len(questions) - 1}.")
-        return numbers
+        numbers = self.call(
+            "curriculum", f"{count} numbers of questions, from 0 to {len(questions) - 1}",
+            lambda numbers, *given: len(numbers) == count
+            and {*map(int, numbers)} <= {*range(len(questions))}, questions, past, count, rng)
+        return ranks.from_first([int(number) for number in numbers])
 
     def measure(self, step):
         """{own/NAME: number} of a Step, the mean over the questions of all devices."""
@@ -65,12 +57,10 @@ class Hooks(NamedTuple):
         count = len(step.rollout.questions)
         numbers = {}
         if count:  # else there is nothing to measure
-            returned = self.call("metrics", step)
-            try:
-                numbers = {name: float(value) for name, value in returned.items()}
-            except (AttributeError, TypeError, ValueError, RuntimeError):
-                raise UserError(
-                    f"--hooks {self.path}: metrics must return {{name: number}}.") from None
+            returned = self.call(
+                "metrics", "{name: number}",
+                lambda found, step: len([*map(float, found.values())]) == len(found), step)
+            numbers = {name: float(value) for name, value in returned.items()}
         sums, counts = {}, {}
         for count_of_device, name, number in ranks.gather([(count, *x) for x in numbers.items()]):
             sums[name] = sums.get(name, 0.0) + count_of_device * number

@@ -13,7 +13,7 @@ def a_run():
     """A run after 1 step and 4 of 40 questions."""
     config, algorithm = config_of({"epochs": 1.0})
     state = State("model", "data", devices=1, step=1, position=4)
-    return Run(config, algorithm, state, [{}] * 40, [], None, [], None, Hooks(), 2048)
+    return Run(config, algorithm, state, [{}] * 40, [], [], None, [], None, Hooks(), 2048)
 
 
 @pytest.mark.parametrize("steps, expected", [(None, 0.1), (2, 0.5), (20, 0.1)])

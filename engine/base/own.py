@@ -1,0 +1,127 @@
+"""Functions of the user's own: what they return is checked here, before anything trains on it."""
+
+import copy
+import traceback
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from engine.base.errors import UserError, one_line
+
+
+def call(function, name, wanted, fits, *arguments, **named):
+    """function(*arguments, **named), if that fits. Otherwise a UserError says what came, what is
+    wanted, and where.
+
+    name: of the function; its file and own name are added to a name that ends with a space. wanted:
+    what it must return, in words. fits(returned, *arguments, **named) → bool; an error of it means
+    no.
+    """
+    try:
+        returned = function(*arguments, **named)
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        name = full_name(name, function)
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise UserError(f"{name} failed: {one_line(error)} ({Path(place.filename).name}, line "
+                        f"{place.lineno}).") from error
+    try:
+        good = fits(returned, *arguments, **named)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        good = False
+    if not good:
+        name = full_name(name, function)
+        raise UserError(f"{name} must return {wanted}. It returned {described(returned)}.")
+    return returned
+
+
+def described(value):
+    """What a value is, in a few words."""
+    if torch.is_tensor(value):
+        finite = "" if value.isfinite().all() else ", not all of it finite"
+        return f"a tensor {tuple(value.shape)} of {value.dtype}{finite}"
+    if isinstance(value, (list, tuple, dict)):
+        return f"a {type(value).__name__} of {len(value)}: {value!r:.80}"
+    return f"{value!r:.80}"
+
+
+def full_name(name, function):
+    if not name.endswith(" "):
+        return name
+    function = getattr(function, "func", function)  # of a partial
+    code = getattr(function, "__code__", None)
+    file = Path(code.co_filename).name if code else function.__module__
+    return f"{name}{file}:{getattr(function, '__qualname__', 'function')}"
+
+
+def checked(algorithm):
+    """An Algorithm whose advantages and whose loss are checked at each call."""
+    loss = algorithm.loss
+    return replace(
+        algorithm,
+        advantages=partial(
+            call, algorithm.advantages, "the advantages ",
+            "a tensor (Q, G) of finite floats, one for each completion",
+            lambda A, rollout: A.shape == rollout.rewards.shape[1:] and A.is_floating_point()
+            and bool(A.isfinite().all())),
+        loss=partial(
+            call, loss.func, "the loss ", "(loss, stats): a scalar that has a gradient, and a dict",
+            lambda pair, *given, **named: len(pair) == 2 and pair[0].shape == ()
+            and pair[0].requires_grad and isinstance(pair[1], dict), **loss.keywords))
+
+
+def own_rule(function, name):
+    """A keep rule of the user's own.
+
+    It gets copies: what it changes in them changes nothing in the step. name: of the rule, for the
+    messages.
+    """
+
+    def keep(rollout, advantages, k):
+        n = advantages.numel()
+        returned = call(
+            function, f"--keep {name}",
+            f"rows of the batch, whole numbers from 0 to {n - 1} and each once, as "
+            "cppo.batch_rows makes them; or such rows and one finite advantage for each",
+            lambda rows, *given: are_rows(rows, n), copy.deepcopy(rollout), advantages.clone(), k)
+        if not isinstance(returned, tuple):
+            return torch.as_tensor(returned).cpu().long().sort().values
+        rows, order = torch.as_tensor(returned[0]).cpu().long().sort()
+        return rows, torch.as_tensor(returned[1]).to("cpu", torch.float32)[order]
+
+    return keep
+
+
+def are_rows(returned, n):
+    """Whether these are some of the numbers 0 … n − 1, each at most once, maybe with a finite
+    number for each."""
+    rows, numbers = returned if isinstance(returned, tuple) else (returned, returned)
+    rows = torch.as_tensor(rows)
+    numbers = torch.as_tensor(numbers)
+    found = rows.tolist()
+    if rows.dtype != torch.int64 and found:  # for torch an empty list is float32
+        return False
+    if rows.dim() != 1 or numbers.shape != rows.shape or not numbers.isfinite().all():
+        return False
+    return len(set(found)) == len(found) and set(found) <= set(range(n))
+
+
+def check_sampler(sampler, name):
+    """Let what the sampler returns be checked."""
+
+    def fits(drawn, prompts, group_size, sampling, *others):
+        N = len(prompts) * group_size
+        T = drawn.tokens.shape[1]
+        if not len(drawn.lengths) == len(drawn.truncated) == N or T > sampling.max_new_tokens > 0:
+            return False
+        if drawn.tokens.dtype != torch.int64 or drawn.mask.dtype != torch.bool:
+            return False
+        return drawn.tokens.shape == drawn.logp.shape == drawn.mask.shape == (N, T)
+
+    sampler.sample = partial(
+        call, sampler.sample, name,
+        "Completions: tokens (int64), logp and mask (bool), each (N, T) for N = prompts × "
+        "group_size and T ≤ max_new_tokens, and lengths and truncated, each (N,)", fits)
