@@ -111,21 +111,20 @@ def keep_smallest(rollout, advantages, k, *, metric):
     values = metric(rollout).float()
     values = values.masked_fill(~rollout.trainable, torch.inf)
     kept = torch.zeros_like(rollout.trainable)
-    for q, own_k in enumerate(ks):
-        kept[q, retain(values[q : q + 1], own_k)] = True
+    for row, own, own_k in zip(kept, values, ks):
+        row[retain(own[None], own_k)] = True
     return rows_where(kept)
 
 
 def keep_max_variance(rollout, advantages, k):
     """PODS: the rewards that vary the most."""
     kept = torch.zeros_like(rollout.trainable)
-    for q, rewards in enumerate(rollout.total):
-        trainable = rollout.trainable[q]
+    for row, rewards, trainable in zip(kept, rollout.total, rollout.trainable):
         # the completions that may be trained on; if they are fewer than k, also some others
         order = trainable.argsort(descending=True, stable=True)
         candidates = order[: max(k, trainable.sum())]
         chosen = max_variance_subset(rewards[None, candidates], k)
-        kept[q, candidates[chosen]] = True
+        row[candidates[chosen]] = True
     return rows_where(kept)
 
 
@@ -173,9 +172,9 @@ class Row:
 
     loss: Callable  # (logp, old_logp, advantages, mask, …) → (loss, stats)
     token_weights: Callable
-    beta: float  # β, weight of the KL to the reference; 0: no reference
     clip_low: float | None  # ε_low: the ratio is clipped below 1 − ε_low; None: no clip
     clip_high: float | None  # ε_high: the ratio is clipped above 1 + ε_high
+    beta: float = 0.0  # β, weight of the KL to the reference; 0: no reference
     group_size: int = 16  # G, completions sampled per question
     advantages: Callable = grpo_advantages
     over_all_devices: bool = False  # whether `advantages` compares the groups of all devices
@@ -201,7 +200,7 @@ grpo = Row(
 # rows whose loss looks at the whole completion: their options have no --shortest_prefix
 WHOLE = ("keep", "pruning_rate", "allocation")
 gspo = Row(
-    gspo_loss, sequence_mean, beta=0.0, clip_low=3e-4, clip_high=4e-4, minibatches=4,
+    gspo_loss, sequence_mean, clip_low=3e-4, clip_high=4e-4, minibatches=4,
     allowed_options=WHOLE, words="a ratio per completion, no KL")
 gfpo = Row(
     grpo_loss, token_mean, beta=0.001, clip_low=0.2, clip_high=0.2,
@@ -216,27 +215,27 @@ ALGORITHMS = {
         grpo, token_weights=token_mean, keep="pooled", pruning_rate=0.75,
         words="CPPO's code: |A| of the whole step"),
     "drgrpo": Row(
-        drgrpo_loss, constant, beta=0.0, clip_low=0.2, clip_high=0.2,
+        drgrpo_loss, constant, clip_low=0.2, clip_high=0.2,
         advantages=partial(grpo_advantages, divide_by_std=False),
         words="no std, no length, no KL"),
     "dapo": Row(
-        dapo_loss, token_mean, beta=0.0, clip_low=0.2, clip_high=0.28, max_rollouts=4,
+        dapo_loss, token_mean, clip_low=0.2, clip_high=0.28, max_rollouts=4,
         words="clips higher, samples again, no KL"),
     "cispo": Row(
-        cispo_loss, token_mean, beta=0.0, clip_low=1.0, clip_high=4.0,
+        cispo_loss, token_mean, clip_low=1.0, clip_high=4.0,
         words="the ratio is only a weight, no KL"),
     "sapo": Row(
-        sapo_loss, sequence_mean, beta=0.0, clip_low=None, clip_high=None,
+        sapo_loss, sequence_mean, clip_low=None, clip_high=None,
         words="a soft gate for the clip, no KL"),
     "rloo": Row(  # with one update every ratio is 1, so the clip never acts: REINFORCE
-        grpo_loss, constant, beta=0.0, clip_low=0.2, clip_high=0.2, mu=1,
+        grpo_loss, constant, clip_low=0.2, clip_high=0.2, mu=1,
         advantages=rloo_advantages, words="A from the other completions, no KL"),
     "lite_ppo": Row(
-        grpo_loss, token_mean, beta=0.0, clip_low=0.2, clip_high=0.2, mu=1,
+        grpo_loss, token_mean, clip_low=0.2, clip_high=0.2, mu=1,
         advantages=lite_ppo_advantages, over_all_devices=True,
         words="the std of the whole batch, no KL"),
     "maxrl": Row(
-        grpo_loss, token_mean, beta=0.0, clip_low=0.2, clip_high=0.2, mu=1,
+        grpo_loss, token_mean, clip_low=0.2, clip_high=0.2, mu=1,
         advantages=maxrl_advantages, words="A divided by the mean, no KL"),
     "gspo": gspo,
     "gspo_token": replace(
@@ -360,11 +359,12 @@ def usual_pruning_rate(row, rule):
 def table():
     """The table as text."""
     fields = "token_weights keep group_size pruning_rate beta clip_low clip_high mu minibatches"
+    fields = fields.split()
     titles = "algorithm|what it changes|token weights|keep|G|P|β|ε low|ε high|μ|mini-batches"
     lines = [titles.split("|")]
-    usual = [cell(getattr(grpo, name)) for name in fields.split()]
+    usual = [cell(getattr(grpo, name)) for name in fields]
     for name, row in ALGORITHMS.items():
-        cells = [cell(getattr(row, field)) for field in fields.split()]
+        cells = [cell(getattr(row, field)) for field in fields]
         if row is not grpo:
             cells = ["·" if x == y else x for x, y in zip(cells, usual)]
         lines.append([name, row.words, *cells])

@@ -30,7 +30,7 @@ import math
 
 import torch
 
-from grpo import check_groups, grpo_loss
+from grpo import checked_groups, grpo_loss
 
 cppo_loss = grpo_loss
 
@@ -58,14 +58,12 @@ def prune(advantages, k, *, rule="largest_abs", generator=None, allowed=None):
     be kept (None: all); the others are kept only if a question has fewer than k allowed ones.
     If scores are equal, the lower index is kept. (Rewards such as 0.1 and 0.3 are rounded, so
     equal |A| may differ in the last digit.)
-    Raises ValueError for another rule, for a k outside 1 … G, and if the advantages are not (Q, G)
-    or hold NaN.
+    Raises ValueError for another rule, for a k outside 1 … G, and if the advantages (or `allowed`)
+    are not (Q, G) or hold NaN.
 
         advantages  −1.5  0.3  0.2  1.0          k = 2 keeps [0, 3]
     """
-    check_groups(advantages, "advantages")
-    if not 1 <= k <= advantages.shape[1]:
-        raise ValueError(f"k must lie in 1 … {advantages.shape[1]}, not {k}")
+    advantages = checked_groups(advantages, "advantages", k, allowed)
     if rule == "largest_abs":
         score = advantages.abs()
     elif rule == "smallest_abs":
@@ -97,9 +95,10 @@ def batch_rows(kept, group_size):
 def prune_below(advantages, threshold):
     """The paper's first form: keep if |A| ≥ γ. (Q, G) bool.
 
-    How many completions are kept differs from question to question.
+    How many completions are kept differs from question to question. Raises ValueError if the
+    advantages are not (Q, G) or hold NaN.
     """
-    return advantages.abs() >= threshold
+    return checked_groups(advantages, "advantages").abs() >= threshold
 
 
 def prune_pooled(advantages, n_keep, *, allowed=None):
@@ -109,7 +108,7 @@ def prune_pooled(advantages, n_keep, *, allowed=None):
     ascending. If |A| are equal, the lower row is kept. This function shows how the published code
     differs from `prune`. Raises ValueError as `prune` does, and for an n_keep outside 0 … Q·G.
     """
-    check_groups(advantages, "advantages")
+    advantages = checked_groups(advantages, "advantages", allowed=allowed)
     if not 0 <= n_keep <= advantages.numel():
         raise ValueError(f"n_keep must lie in 0 … {advantages.numel()}, not {n_keep}")
     score = advantages.abs()

@@ -32,27 +32,24 @@ def group_advantages(rewards, *, divide_by_std=True, eps=1e-4, ddof=1):
     as float32. Returns (Q, G).
     A group whose rewards are all equal gets advantage 0: nothing is learned.
     ddof: 1 for the unbiased std, 0 for the population's. The paper does not say which.
-    Raises ValueError if `rewards` is not (Q, G) with G > ddof.
+    Raises ValueError if `rewards` is not (Q, G) with G > ddof, and where an advantage would be NaN:
+    a reward is NaN or ∞, or all of a group are equal and eps is 0.
 
         rewards     1     0     0     1         mean 0.5, std 0.577
         advantages  0.87 −0.87 −0.87  0.87
     """
-    if rewards.dim() != 2 or rewards.shape[1] <= ddof:
-        raise ValueError(
-            f"rewards must be (questions, group) with a group larger than {ddof}, "
-            f"not {tuple(rewards.shape)}"
-        )
-    if not rewards.is_floating_point():
-        rewards = rewards.float()
+    rewards = checked_groups(rewards, "rewards")
+    if rewards.shape[1] <= ddof:
+        raise ValueError(f"rewards must be (Q, G) with G larger than {ddof}")
     # this shift does not change A. Without it equal rewards would not give exact zeros, because
     # in floats the mean of 0.7, 0.7, … need not be 0.7
     rewards = rewards - rewards[:, :1]
     # A_i = (r_i − mean(r)) / (std(r) + eps)
-    advantages = rewards - rewards.mean(dim=1, keepdim=True)
+    advantages = rewards - rewards.mean(1, keepdim=True)
     if divide_by_std:
-        std = rewards.std(dim=1, keepdim=True, correction=ddof)
+        std = rewards.std(1, keepdim=True, correction=ddof)
         advantages = advantages / (std + eps)
-    return advantages
+    return checked_groups(advantages, "advantages")
 
 
 def token_logprobs(logits, tokens, *, temperature=1.0):
@@ -77,7 +74,7 @@ def token_logprobs(logits, tokens, *, temperature=1.0):
             "the mask leaves it out"
         )
     # log π(· | q, o_<t)
-    logp = torch.log_softmax(_at_temperature(logits, temperature), dim=-1)
+    logp = _at_temperature(logits, temperature).log_softmax(-1)
     # log π(o_t | q, o_<t)
     return logp.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
@@ -123,7 +120,9 @@ def kl_k3(logp, ref_logp):
     The value of k3 is unbiased. As a loss, on-policy, k3 has at each token the gradient of
     KL(π_ref ‖ π), the other direction. The two directions are close if π ≈ π_ref.
     log r is bounded by LARGEST_LOG_RATIO. Above it, k3 is a constant without a gradient.
+    Raises ValueError as `check_shapes` does.
     """
+    check_shapes("logp, ref_logp", logp, ref_logp)
     log_r = (ref_logp - logp).clamp(max=LARGEST_LOG_RATIO)
     # k3 = r − log r − 1; expm1 is exact if r is close to 1
     return torch.expm1(log_r) - log_r
@@ -134,7 +133,7 @@ def importance_ratio(logp, old_logp, mask):
 
     Only logp gets a gradient. A log-ratio above LARGEST_LOG_RATIO counts as LARGEST_LOG_RATIO,
     without a gradient. So nothing overflows, also not where a clip multiplies the gradient by 0.
-    Raises ValueError if the shapes differ.
+    Raises ValueError as `check_shapes` does.
     """
     check_shapes("logp, old_logp, mask", logp, old_logp, mask)
     log_ratio = (logp - old_logp.detach()).masked_fill(~mask.bool(), 0.0)
@@ -148,7 +147,8 @@ def clipped_surrogate(ratio, advantages, *, clip_low=0.2, clip_high=None):
         min(ρ A, clip(ρ, 1−clip_low, 1+clip_high) A)
 
     ratio: (N, T), or (N,) if there is one per sequence. Returns the shape of ratio.
-    advantages: (N,), (N, 1) or the shape of ratio. clip_high: None means clip_low.
+    advantages: (N,) or the shape of ratio; beside (N, T) also (N, 1). clip_high: None means
+    clip_low.
     The min is right for both signs of A. It ends the gain from moving further in the direction
     of A. It never ends the gain from moving back. So exactly two cases have no gradient:
     ρ > 1+clip_high with A > 0, and ρ < 1−clip_low with A < 0.
@@ -171,27 +171,29 @@ def sequence_mean_weights(mask, *, num_sequences=None):
     mask = mask.float()
     if num_sequences is None:
         num_sequences = len(mask)
-    lengths = mask.sum(dim=1, keepdim=True).clamp(min=1)
+    lengths = mask.sum(1, keepdim=True).clamp(min=1)
     # 1 / (N |o_i|)
     return mask / (num_sequences * lengths)
 
 
 def surrogate_loss(
-    ratio, advantages, logp, mask, weights, *, ref_logp=None, beta=0.0, clip_low=0.2, clip_high=None
-):
-    """The loss of the whole family: −Σ weights · (min(ρA, clip(ρ)A) − β k3).
+    ratio, advantages, logp, mask, weights, *, ref_logp=None, beta=0.0, clip_low=0.2,
+    clip_high=None, surrogate=None,
+):  # fmt: skip
+    """The loss of the whole family: −Σ weights · (surrogate − β k3).
 
-    The algorithms differ in the ratio and in the weights. ratio, logp, weights: (N, T).
-    advantages: (N,) or (N, T). mask: (N, T) bool. The other arguments are those of `grpo_loss`.
+    The algorithms differ in the ratio and in the weights, some in the surrogate: (N, T); None means
+    min(ρA, clip(ρ)A). ratio, logp, weights: (N, T). advantages: (N,) or (N, T). mask: (N, T) bool.
+    The other arguments are those of `grpo_loss`.
     Returns (loss, stats), as `grpo_loss` does. Raises ValueError for other shapes.
     """
     check_shapes(
-        "logp, ratio, mask, weights, ref_logp", logp, ratio, mask, weights, ref_logp)
+        "logp, ratio, mask, weights, ref_logp, surrogate",
+        logp, ratio, mask, weights, ref_logp, surrogate)
     advantages = with_token_axis(advantages, logp)
     mask = mask.bool()
-    if clip_high is None:
-        clip_high = clip_low
-    surrogate = clipped_surrogate(ratio, advantages, clip_low=clip_low, clip_high=clip_high)
+    if surrogate is None:
+        surrogate = clipped_surrogate(ratio, advantages, clip_low=clip_low, clip_high=clip_high)
     # D_KL[π_θ ‖ π_ref], estimated by k3
     kl = torch.zeros_like(ratio)
     if ref_logp is not None:
@@ -205,10 +207,8 @@ def surrogate_loss(
     loss = -(weights * objective).sum()
 
     with torch.no_grad():
-        # the two cases in which the clip ends the gradient
-        above = (advantages > 0) & (ratio > 1 + clip_high)
-        below = (advantages < 0) & (ratio < 1 - clip_low)
-        clipped = above | below
+        # where the min is the clipped one, the clip ends the gradient
+        clipped = surrogate < ratio * advantages
         total = weights.sum().clamp(min=1e-12)
         largest = ratio.new_zeros(())
         if ratio.numel():
@@ -239,8 +239,10 @@ def grpo_loss(
     gradient. (Nothing waits for a GPU until you call `.item()`.) `kl` (0 without a reference),
     `ratio_mean` and `clip_fraction` (the share of the tokens whose gradient the clip ends) are
     means under `weights`. `ratio_max` is the largest ratio, or 0.
-    The ratio and k3 are bounded (LARGEST_LOG_RATIO). If logp is finite, so are loss and gradient.
-    Raises ValueError if the shapes differ.
+    The ratio and k3 are bounded (LARGEST_LOG_RATIO). If logp and the advantages are finite, so are
+    loss and gradient. An advantage of NaN makes them NaN: nothing looks for it here, because the
+    host would wait for the GPU. (`group_advantages` refuses a reward of NaN.)
+    Raises ValueError if the shapes differ, or if logp is float16.
     """
     ratio = importance_ratio(logp, old_logp, mask)
     if weights is None:
@@ -263,18 +265,20 @@ def _at_temperature(logits, temperature):
     return logits.float() / temperature
 
 
-def check_shapes(names, *tensors):
+def check_shapes(names, first, *others):
     """Raises ValueError if a tensor does not have the shape of the first one. None is left out.
 
     names: of the tensors, with commas. torch repeats a (1, T) or an (N, 1) to (N, T) in silence.
-    Then sums are many times too large.
+    Then sums are many times too large. The first one must not be float16 either: there e^12 is ∞.
+    (bfloat16 is allowed: its largest number is about that of float32.)
     """
-    first, *others = names.split(", ")
-    expected = tensors[0].shape
-    for name, tensor in zip(others, tensors[1:]):
-        if tensor is not None and tensor.shape != expected:
+    name_of_first, *names = names.split(", ")
+    if first.dtype == torch.float16:
+        raise ValueError(f"{name_of_first} must be float32: float16 holds no number above 65504")
+    for name, tensor in zip(names, others):
+        if tensor is not None and tensor.shape != first.shape:
             raise ValueError(
-                f"{name} must have the shape of {first}, {tuple(expected)}, "
+                f"{name} must have the shape of {name_of_first}, {tuple(first.shape)}, "
                 f"not {tuple(tensor.shape)}"
             )
 
@@ -287,18 +291,28 @@ def with_token_axis(advantages, logp):
     N, T = logp.shape
     if advantages.shape not in ((N,), (N, 1), (N, T)):
         raise ValueError(
-            f"advantages must be ({N},) or ({N}, {T}), one for each completion or token, "
+            f"advantages must be one for each completion or token of logp, {tuple(logp.shape)}, "
             f"not {tuple(advantages.shape)}"
         )
     return advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
 
 
-def check_groups(x, name):
-    """Raises ValueError if x is not (Q, G), one row per question, or if a value is NaN."""
+def checked_groups(x, name, k=1, allowed=None):
+    """x, (Q, G), one row per question; whole numbers and bool as float32.
+
+    Raises ValueError if x has another shape or holds NaN, if k is outside 1 … G, or if `allowed`
+    does not have the shape of x.
+    """
     if x.dim() != 2:
         raise ValueError(
             f"{name} must be (Q, G), one row per question, not {tuple(x.shape)}: "
             f"use {name}.view(-1, G)"
         )
-    if x.isnan().any():
-        raise ValueError(f"{name} must not be NaN: is a reward NaN, or a std 0 without an eps?")
+    is_nan = x.isnan()
+    check_shapes(f"{name}, allowed", is_nan, allowed)
+    if is_nan.any():
+        raise ValueError(
+            f"{name} must not be NaN: is a reward NaN or ∞, or a std 0 without an eps?")
+    if not 1 <= k <= x.shape[1]:
+        raise ValueError(f"{k} of {x.shape[1]} completions of a question cannot be kept")
+    return x if x.is_floating_point() else x.float()

@@ -112,10 +112,13 @@ def with_overlong_penalty(rollout, max_length, cache):
     """The rollout with a penalty for long completions as one more reward. max_length, cache: as for
     `overlong_penalty`.
 
-    It comes after `has_signal`. Otherwise a group of right answers would look informative.
+    It comes after `has_signal`. Otherwise a group of right answers would look informative. A
+    tool's tokens take room, too, so they count here.
     """
-    penalty = overlong_penalty(rollout.lengths, max_length=max_length, cache=cache)
-    rewards = torch.cat([rollout.rewards, penalty.unsqueeze(0)])
+    ends = rollout.mask.cumsum(1).argmax(1) + 1  # where the policy's last token is
+    lengths = ends.view_as(rollout.lengths).masked_fill(rollout.truncated, max_length)
+    penalty = overlong_penalty(lengths, max_length=max_length, cache=cache)
+    rewards = torch.cat([rollout.rewards, penalty[None]])
     names = [*rollout.reward_names, "overlong"]
     weights = [*rollout.reward_weights, 1.0]
     return replace(rollout, rewards=rewards, reward_names=names, reward_weights=weights)

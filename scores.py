@@ -45,8 +45,7 @@ def majority_is_right(records, answer_of):
             verdicts.setdefault(answer, record["correct"])
     if not votes:
         return False
-    [(most_frequent, _)] = votes.most_common(1)
-    return verdicts[most_frequent]
+    return verdicts[max(votes, key=votes.get)]
 
 
 def interval(values, least=0.0, draws=2000):
@@ -72,8 +71,7 @@ def interval(values, least=0.0, draws=2000):
     rng = np.random.default_rng(0)
     chosen = rng.integers(n, size=(draws, n))
     means = values[chosen].mean(1)
-    low, high = np.quantile(means, [0.025, 0.975]).tolist()
-    return low, high
+    return tuple(np.quantile(means, [0.025, 0.975]).tolist())
 
 
 def paired(first, second, draws=10_000):

@@ -362,9 +362,12 @@ def about_train(algorithm, calls):
     lines = lines_of_loss(calls, calls[algorithm.token_weights][0].line)
     without = () if algorithm.beta else ("ref", "kl")
     # its formula is beside its name in algorithms.py
-    formula = re.search(r"# (.+)", getsourcelines(algorithm.token_weights)[0][0])
-    clips = calls[grpo.surrogate_loss][0].inside["clip_high"] < torch.inf
-    about = {"beta": algorithm.beta, "clip": clips, "weight": formula[1] if formula else ""}
+    formula = re.search(r"# (.+)|$", getsourcelines(algorithm.token_weights)[0][0])[1] or ""
+    # the factors of family/nat.py and family/tis.py
+    formula += " · 1/p_t" * (algorithm.shortest_prefix is not None)
+    formula += " · w_t" * bool(algorithm.importance_weights)
+    clips = calls[grpo.surrogate_loss][0].given["surrogate"] is None
+    about = {"beta": algorithm.beta, "clip": clips, "weight": formula}
     return about, lines_of(TRAIN, lines, without)
 
 
@@ -467,10 +470,9 @@ def page_data(seen, number=None):
     question = seen.questions[number - 1]
     updates = []
     for one in seen.updates:
-        part = one.values["part"]
-        tokens = part.isnan().logical_not().sum()
-        updates.append({"loss": part.nansum().item(), "completions": len(one.rows),
-                        "tokens": tokens.item()})
+        # Σ|o_i| counts all that the policy wrote, also after a random prefix
+        updates.append({"loss": one.values["part"].nansum().item(), "completions": len(one.rows),
+                        "tokens": int(seen.mask[one.rows].sum())})
     return seen.about | {
         "number": number, "questions": Q, "group": G, "trained": len(seen.rows),
         "tokens": int(seen.mask.sum()), "moved": int(moved.sum()), "least": MOVED,

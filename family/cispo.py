@@ -13,9 +13,7 @@ largest weight is 5, which ScaleRL recommends (2510.13786, as cited by TRL). The
 DAPO's dynamic sampling, and its length penalty: --overlong_cache.
 """
 
-import torch
-
-from grpo import importance_ratio, surrogate_loss
+from grpo import importance_ratio, surrogate_loss, with_token_axis
 
 
 def cispo_loss(
@@ -37,15 +35,11 @@ def cispo_loss(
     ratio = importance_ratio(logp.detach(), old_logp, mask)
     # ρ̂ = clip(ρ, 1 − ε_low, 1 + ε_high)
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
-    # sg(ρ̂) log π replaces the ratio, and is not clipped again
-    weighted_logp = bounded * logp.masked_fill(padding, 0.0)
+    # sg(ρ̂) log π A
+    surrogate = bounded * logp.masked_fill(padding, 0.0) * with_token_axis(advantages, logp)
     loss, stats = surrogate_loss(
-        weighted_logp, advantages, logp, mask, weights,
-        ref_logp=ref_logp, beta=beta, clip_low=torch.inf, clip_high=torch.inf)
+        ratio, advantages, logp, mask, weights,
+        ref_logp=ref_logp, beta=beta, surrogate=surrogate)
     total = weights.sum().clamp(min=1e-12)
     stats["clip_fraction"] = (weights * (ratio != bounded)).sum() / total
-    stats["ratio_mean"] = (weights * ratio).sum() / total
-    stats["ratio_max"] = total * 0
-    if ratio.numel():
-        stats["ratio_max"] = ratio.masked_fill(padding, 0.0).max()
     return loss, stats

@@ -17,7 +17,9 @@ There is no KL term. Eq. 8 divides by the number of tokens in one question's gro
 divides by the number of tokens in the whole batch, as the published code does.
 """
 
-from grpo import grpo_loss
+import torch
+
+from grpo import checked_groups, grpo_loss
 
 
 def token_mean_weights(mask, *, total_tokens=None):
@@ -25,10 +27,11 @@ def token_mean_weights(mask, *, total_tokens=None):
 
     mask: (N, T). Returns (N, T) float32, 0 on padding.
     `total_tokens` is the number of tokens in the whole batch. It is needed if `mask` is only a part
-    of the batch (one micro-batch, one device).
+    of the batch (one micro-batch, one device). 0 counts as 1: then no token has a weight anyway.
     """
     mask = mask.float()
-    return mask / (mask.sum().clamp(min=1) if total_tokens is None else total_tokens)
+    total = mask.sum() if total_tokens is None else torch.as_tensor(total_tokens)
+    return mask / total.clamp(min=1)
 
 
 def has_signal(rewards):
@@ -36,8 +39,10 @@ def has_signal(rewards):
 
     rewards: (Q, G). Returns (Q,) bool. If a reward only says right or wrong, these are the groups
     with a right and a wrong answer. Take the rewards before `overlong_penalty` is added. With the
-    penalty, a group of right answers of different lengths would look informative.
+    penalty, a group of right answers of different lengths would look informative. Raises ValueError
+    if the rewards are not (Q, G) or hold NaN.
     """
+    rewards = checked_groups(rewards, "rewards")
     return rewards.amax(dim=1) > rewards.amin(dim=1)
 
 
@@ -56,6 +61,7 @@ def overlong_penalty(lengths, *, max_length, cache):
         raise ValueError(
             f"cache must lie in 1 … max_length, not {cache} with max_length {max_length}"
         )
+    lengths = 1.0 * lengths  # bytes have no negative numbers
     return ((max_length - cache - lengths) / cache).clamp(min=-1.0, max=0.0)
 
 

@@ -41,8 +41,10 @@ def unbiased_kl(logp, old_logp, ref_logp):
     """ρ k3: KL(π_θ ‖ π_ref) at each token, from samples of π_old. (eq. 7) All (N, T).
 
     Given the tokens before it, the mean over o_t ~ π_old is KL(π_θ ‖ π_ref), and the mean gradient
-    is its gradient. So ρ keeps its gradient here, also where its value is 1.
+    is its gradient. So ρ keeps its gradient here, also where its value is 1. Raises ValueError as
+    `check_shapes` does.
     """
+    check_shapes("logp, old_logp, ref_logp", logp, old_logp, ref_logp)
     log_ratio = (logp - old_logp.detach()).clamp(max=LARGEST_LOG_RATIO)
     # ρ k3
     return log_ratio.exp() * kl_k3(logp, ref_logp)

@@ -27,7 +27,8 @@ def decoupled_advantages(rewards, *, weights=None, normalize_batch=True, eps=1e-
 
     rewards: (R, Q, G), with all questions of the batch. weights: R numbers; None means 1 for each.
     Returns (Q, G). `normalize_batch=False` leaves out the last step. The std is the unbiased one
-    plus eps. Raises ValueError unless there is one weight for each reward.
+    plus eps. Raises ValueError unless there is one weight for each reward, and as
+    `group_advantages` does.
     """
     weights = [1.0] * len(rewards) if weights is None else weights
     if len(weights) != len(rewards):

@@ -14,7 +14,7 @@ can follow. The paper uses DAPO's token mean.
 
 import torch
 
-from grpo import check_groups
+from grpo import checked_groups, group_advantages
 
 
 def retain(metric, k, *, largest=False):
@@ -26,15 +26,13 @@ def retain(metric, k, *, largest=False):
     not (Q, G) or holds NaN.
     Example: lengths of 30, 10, 20 and 40 with k = 2 give the indices 1 and 2.
     """
-    check_groups(metric, "metric")
-    if not 1 <= k <= metric.shape[1]:
-        raise ValueError(f"k must lie in 1 … {metric.shape[1]}, not {k}")
+    checked_groups(metric, "metric", k)
     return metric.argsort(dim=1, descending=largest, stable=True)[:, :k].sort(dim=1).values
 
 
 def token_efficiency(rewards, lengths):
-    """Reward per token: r_i / |o_i|. rewards, lengths: (Q, G). Returns (Q, G)."""
-    return rewards / lengths
+    """Reward per token: r_i / |o_i|, with |o_i| at least 1. rewards, lengths: (Q, G). (Q, G)"""
+    return rewards / lengths.clamp(min=1)
 
 
 def retained_advantages(rewards, kept, *, eps=1e-4):
@@ -42,14 +40,14 @@ def retained_advantages(rewards, kept, *, eps=1e-4):
 
     rewards: (Q, G). kept: (Q, k) indices. If k differs between questions, kept is a list with one
     tensor of indices for each question. Returns (Q, G). The paper names no eps. We add GRPO's eps,
-    so equal rewards of the kept completions give 0.
+    so equal rewards of the kept completions give 0. Raises ValueError as `group_advantages` does,
+    and if `kept` does not have one row for each question.
     """
+    rewards = checked_groups(rewards, "rewards")
     advantages = torch.zeros_like(rewards)
-    for row, r, s in zip(advantages, rewards, kept):
-        # A shift does not change the result, and it turns equal rewards into exact zeros.
-        own = r[s] - r[s][0]
+    for row, r, s in zip(advantages, rewards, kept, strict=True):
         # A_i = (r_i − mean_S(r)) / (std_S(r) + eps)
-        row[s] = (own - own.mean()) / (own.std(correction=0) + eps)
+        row[s] = group_advantages(r[s][None], eps=eps, ddof=0)[0]
     return advantages
 
 

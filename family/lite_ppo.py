@@ -14,7 +14,7 @@ group. *Then* it takes the std of the result, over all tokens (verl 0.9.1), and 
 questions of different difficulty do not make this std larger.
 """
 
-from grpo import group_advantages
+from grpo import checked_groups, group_advantages
 
 
 def batch_std_advantages(rewards, *, eps=1e-4):
@@ -22,6 +22,7 @@ def batch_std_advantages(rewards, *, eps=1e-4):
 
     rewards: (Q, G), with all questions of the batch. Returns (Q, G). The std is the unbiased one of
     all Q·G rewards, as in TRL. A group of equal rewards gets exact zeros.
-    Raises ValueError if G is below 2.
+    Raises ValueError as `group_advantages` does.
     """
+    rewards = checked_groups(rewards, "rewards")
     return group_advantages(rewards, divide_by_std=False) / (rewards.std() + eps)

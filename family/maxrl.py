@@ -21,7 +21,7 @@ term, one update on each batch.
 
 import torch
 
-from grpo import group_advantages
+from grpo import checked_groups, group_advantages
 
 
 def mean_normalized_advantages(rewards):
@@ -29,11 +29,12 @@ def mean_normalized_advantages(rewards):
 
     rewards: (Q, G), meant to be 0 or 1. If a penalty makes the mean of a group 0 or less, the
     advantages of the group are 0. Returns (Q, G). The authors' code adds 1e-6 to the mean; the
-    paper does not.
+    paper does not. Raises ValueError as `group_advantages` does.
 
         rewards     1   0   0   0         mean ¼
         advantages  3  −1  −1  −1
     """
+    rewards = checked_groups(rewards, "rewards")
     mean = rewards.mean(dim=1, keepdim=True)
     # A_i = (r_i − mean(r)) / mean(r)
     return torch.where(mean > 0, group_advantages(rewards, divide_by_std=False) / mean, 0.0)

@@ -20,6 +20,8 @@ We could read only the abstract and summaries of the paper. It also draws single
 less. How it draws the prefix may differ from ours.
 """
 
+from grpo import check_shapes
+
 
 def prefix_chances(mask, *, share=0.0):
     """p_t: the chance of each token to be inside the random prefix of its completion.
@@ -40,9 +42,11 @@ def random_prefixes(mask, u, *, share=0.0):
     """Which tokens are inside the random prefix of each completion.
 
     mask, share: as of `prefix_chances`. u: (N, 1), uniform in [0, 1), one number for each
-    completion. Returns (N, T) bool, False outside of the mask.
+    completion. Returns (N, T) bool, False outside of the mask. Raises ValueError for a u of another
+    shape.
     """
     mask, lengths, shortest = _counted(mask, share)
+    check_shapes("the lengths, u", lengths, u)
     # c is uniform on m … |o|
     cut = shortest + (u * (lengths - shortest + 1)).floor()
     return mask & (mask.cumsum(1) <= cut)

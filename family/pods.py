@@ -12,7 +12,7 @@ The advantages are normalised over the m kept completions, after the selection:
 
 import torch
 
-from grpo import check_groups
+from grpo import checked_groups
 
 
 def max_variance_subset(rewards, m):
@@ -24,10 +24,8 @@ def max_variance_subset(rewards, m):
     Raises ValueError if m is outside 1 … G, and if the rewards are not (Q, G) or hold NaN.
     Example: rewards of 5, 1, 4, 9, 6 and 0 with m = 4 give the indices 1, 3, 4 and 5.
     """
-    check_groups(rewards, "rewards")
+    checked_groups(rewards, "rewards", m)
     group_size = rewards.shape[1]
-    if not 1 <= m <= group_size:
-        raise ValueError(f"m must lie in 1 … {group_size}, not {m}")
     order = rewards.argsort(dim=1, stable=True)
     # This shift does not change a variance. It keeps the sums below small. Sums of whole numbers
     # are exact, so the code finds that equal variances are equal.

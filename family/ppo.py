@@ -35,10 +35,12 @@ def token_rewards(scores, logp, ref_logp, mask, *, beta):
     """
     check_shapes("logp, ref_logp, mask", logp, ref_logp, mask)
     mask = mask.bool()
+    lengths = mask.sum(1)
+    check_shapes("the lengths of the rows, scores", lengths, scores)
     # r_t = −β (log π − log π_ref)
     rewards = (-beta * (logp - ref_logp)).masked_fill(~mask, 0.0)
     # The last token of a row: with it all tokens of the mask are counted
-    last = mask & (mask.cumsum(1) == mask.sum(1, keepdim=True))
+    last = mask & (mask.cumsum(1) == lengths.unsqueeze(1))
     return torch.where(last, rewards + scores.unsqueeze(1), rewards)
 
 
@@ -52,7 +54,7 @@ def gae(rewards, values, mask, *, gamma=1.0, lam=0.95):
     """
     check_shapes("rewards, values, mask", rewards, values, mask)
     mask = mask.bool()
-    rewards = rewards.detach().masked_fill(~mask, 0.0)
+    rewards = 1.0 * rewards.detach().masked_fill(~mask, 0.0)
     values = values.detach().masked_fill(~mask, 0.0)
     advantages = torch.zeros_like(rewards)
     after = value_after = rewards.new_zeros(len(rewards))  # A_t+1 and V(s_t+1)
@@ -73,8 +75,9 @@ def whiten(x, mask, *, mean=None, variance=None, eps=1e-8):
 
     x, mask: (N, T). Returns (N, T). The variance is the population's. `mean` and `variance` are
     those of the whole batch. They are needed if x is only a part of the batch (one micro-batch, one
-    device).
+    device). Raises ValueError if the shapes differ.
     """
+    check_shapes("x, mask", x, mask)
     mask = mask.bool()
     n = mask.sum().clamp(min=1)
     if mean is None:

@@ -23,7 +23,8 @@ from grpo import group_advantages
 def leave_one_out_advantages(rewards):
     """A_i = r_i − mean of the other rewards of the question. (2402.14740, RLOO's estimator)
 
-    rewards: (Q, G). Returns (Q, G); equal rewards give 0. Raises ValueError if G is below 2.
+    rewards: (Q, G). Returns (Q, G); equal rewards give 0. Raises ValueError as
+    `group_advantages` does.
 
         rewards     1     0     0     0
         advantages  1   −⅓    −⅓    −⅓

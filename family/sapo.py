@@ -25,7 +25,6 @@ def sapo_loss(
     It takes the arguments of `grpo_loss`, and it returns the same. It has no clip, so clip_low and
     clip_high are not used. tau_positive, tau_negative: τ of tokens with A > 0, and of others.
     """
-    padding = ~mask.bool()
     if weights is None:
         weights = sequence_mean_weights(mask)
     # ρ = π_θ / π_old; on padding ρ is 1
@@ -35,12 +34,7 @@ def sapo_loss(
     # f(ρ) = 4/τ · sigmoid(τ (ρ − 1))
     gate = 4 / tau * torch.sigmoid(tau * (ratio - 1))
     loss, stats = surrogate_loss(
-        gate, advantages, logp, mask, weights,
-        ref_logp=ref_logp, beta=beta, clip_low=torch.inf, clip_high=torch.inf)
-    with torch.no_grad():
-        total = weights.sum().clamp(min=1e-12)
-        stats["ratio_mean"] = (weights * ratio).sum() / total
-        stats["ratio_max"] = total * 0
-        if ratio.numel():
-            stats["ratio_max"] = ratio.masked_fill(padding, 0.0).max()
+        ratio, advantages, logp, mask, weights,
+        ref_logp=ref_logp, beta=beta, surrogate=gate * advantages)
+    stats["clip_fraction"] = torch.zeros_like(loss)
     return loss, stats

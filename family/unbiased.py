@@ -25,7 +25,7 @@ prompts. Its chances may differ from ours.
 
 import torch
 
-from grpo import check_groups
+from grpo import check_shapes, checked_groups
 
 
 def keep_probabilities(scores, k, *, allowed=None):
@@ -34,11 +34,11 @@ def keep_probabilities(scores, k, *, allowed=None):
     scores: (Q, G), at least 0, for example |A|. Returns (Q, G). If a row has fewer than k positive
     scores, these get the chance 1, and the other completions of the row share the rest
     equally. allowed: (Q, G) bool or 0/1, which completions may be kept (None: all). The others
-    get a chance only if a row has fewer than k allowed ones. Raises ValueError if the scores are
-    not (Q, G) or hold NaN.
+    get a chance only if a row has fewer than k allowed ones. Raises ValueError if the scores (or
+    `allowed`) are not (Q, G) or hold NaN, and for a k outside 1 … G.
     Example: scores of 3, 1, 1 and 1 with k = 2 give 1, ⅓, ⅓ and ⅓; 5, 0, 0 and 0 give the same.
     """
-    check_groups(scores, "scores")
+    scores = checked_groups(scores, "scores", k, allowed)
     allowed = torch.ones_like(scores) if allowed is None else allowed
     allowed = allowed.bool()
     positive = allowed & (scores > 0)
@@ -65,8 +65,9 @@ def draw(p, u):
 
     p: (Q, G) chances. u: (Q, 1), uniform in [0, 1). Returns (Q, G) bool. Intervals of width p lie
     side by side. Each of the points u, u + 1, u + 2, … keeps the completion on whose interval it
-    falls.
+    falls. Raises ValueError for a u of another shape.
     """
+    check_shapes("the first column of p, u", p[:, :1], u)
     ends = p.cumsum(1)
     return (ends - u).ceil() > (ends - p - u).ceil()
 
@@ -74,8 +75,11 @@ def draw(p, u):
 def reweighted(advantages, p):
     """A k/(G p): in the mean over the k kept, they count on average as A in the mean over all G.
 
-    advantages, p: (Q, G), with Σ p = k in each row. Returns (Q, G). The KL term of a loss keeps
-    its weight.
+    advantages, p: (Q, G), with Σ p = k in each row. Returns (Q, G), 0 if p is 0. The KL term of a
+    loss keeps its weight. Raises ValueError if they are not (Q, G) or hold NaN.
     """
+    advantages = checked_groups(advantages, "advantages")
+    check_shapes("p, advantages", p, advantages)
     k = p.sum(1, keepdim=True)
-    return (advantages * k / (advantages.shape[1] * p.clamp(min=1e-12))).to(advantages.dtype)
+    counted = advantages * k / (advantages.shape[1] * p)
+    return counted.masked_fill(p == 0, 0.0).to(advantages.dtype)

@@ -24,9 +24,10 @@ from examples import my_tool
 from examples.my_tool import WithCalculator, answer_call, calculate
 from experiments.library import toy_model
 from rewards import number_accuracy, toy_accuracy
+from rollout import with_overlong_penalty
 from tasks import toy_tool
 from tests.examples import named
-from tests.training import completion_logprobs, networks_around
+from tests.training import a_rollout, completion_logprobs, networks_around
 from train import train_step
 from update import Limits
 
@@ -214,6 +215,15 @@ def test_only_the_tokens_of_the_policy_are_trained_on_and_counted(base):
     assert metrics["entropy"] == pytest.approx(surprise / n.sum().item(), rel=1e-4)
     # the sampler has read the tool's answers, and so has the scorer
     assert metrics["sampler_gap_max"] < 1e-3 < metrics["grad_norm"]
+
+
+def test_a_completion_may_be_too_long_with_the_tokens_of_a_tool():
+    """Of 6 tokens at most: 5 in all, 3 in all, and one that was cut off within a result."""
+    mask = torch.tensor([[1, 1, 0, 0, 1, 0], [1, 1, 1, 0, 0, 0], [1, 1, 1, 0, 0, 0]]).bool()
+    rollout = a_rollout(
+        [[1.0, 1, 1]], [[3, 3, 3]], mask=mask, truncated=torch.tensor([[False, False, True]]))
+    penalised = with_overlong_penalty(rollout, 6, 4)
+    assert penalised.rewards[-1].tolist() == [[-0.75, -0.25, -1]]
 
 
 def test_a_run_learns_to_call_and_goes_on_exactly_after_a_kill(tmp_path):

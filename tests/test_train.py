@@ -9,6 +9,7 @@ import signal
 import weakref
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ from engine.model.logprobs import Policy
 from engine.model.sampling import Sampler
 from engine.run import begin, checkpoint, state
 from engine.run.metrics import Clock, first_group
-from engine.run.state import run_progress
+from engine.run.state import Run, run_progress
 from tasks.table import task_of
 from tests.examples import named
 from tests.training import CPU, LONGEST, logprobs, networks_around, stepper
@@ -416,10 +417,23 @@ def test_steps_of_three_questions_each_lie_evenly_in_the_schedule(steps):
 def test_steps_of_uneven_length_lie_in_the_schedule_by_their_questions():
     """DAPO takes 5 questions in place of 2 for a step: the middles of the steps, of 24 questions.
     And a run that was through its 10 questions goes on with 10 more."""
-    found = [run_progress(done, 99, 5 * done, 24, 2) for done in range(5)]
+    run = SimpleNamespace(
+        steps=99, total=24, per_step=2, algorithm=ALGORITHMS["dapo"],
+        config=SimpleNamespace(update=SimpleNamespace(warmup=1.0)))  # so the rate is the progress
+    found = []
+    for done in range(5):
+        run.state = SimpleNamespace(step=done, position=5 * done)
+        found.append(Run.learning_rate(run, 1.0))
     assert found == pytest.approx([x / 24 for x in (1, 7.5, 12.5, 17.5, 22)])
     found = [run_progress(done, 5, seen, 20, 4) for done, seen in [(3, 10), (4, 14)]]
     assert found == [3.5 / 5, 4.5 / 5] and run_progress(40, 99, 399, 400, 4) <= 1
+
+
+def test_a_schedule_that_asks_fewer_questions_does_not_move_the_learning_rate_on():
+    """After a step of 64 of 128 questions each step asks one: the middles of the next steps. The
+    large step says nothing about them."""
+    found = [run_progress(1 + done, 65, 64 + done, 128, 1) for done in range(64)]
+    assert found == pytest.approx([(64.5 + done) / 128 for done in range(64)])
 
 
 def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch):

@@ -161,7 +161,8 @@ class Run:
     def learning_rate(self, peak):
         """The learning rate of the next step."""
         state = self.state
-        done = run_progress(state.step, self.steps, state.position, self.total, self.per_step)
+        done = run_progress(state.step, self.steps, state.position, self.total, self.per_step,
+                            self.algorithm.max_rollouts)
         return learning_rate(done, peak, self.config.update.warmup)
 
     def count(self, of_step):
@@ -269,15 +270,16 @@ def learning_rate(done, peak, warmup):
     return peak * 0.5 * (1 + math.cos(math.pi * x))
 
 
-def run_progress(steps_done, steps, questions_done, questions, per_step):
+def run_progress(steps_done, steps, questions_done, questions, per_step, most=1):
     """How far the run is in the middle of its next step, in [0, 1].
 
     The run ends after its steps or its questions, whichever comes first. A step takes `per_step`
-    questions. With dynamic sampling it may take more: as many as the earlier steps took on average.
+    questions. With dynamic sampling it may take more, up to `most` times as many: as many as the
+    earlier steps took on average. (If a schedule lowers `per_step`, they took too many.)
     """
     # in units of `per_step` questions
     end = math.ceil(questions / per_step)
     taken = questions_done / per_step
-    average = max(1, taken / max(1, steps_done))
+    average = min(most, max(1, taken / max(1, steps_done)))
     expected = min(average, end - taken)
     return max((steps_done + 0.5) / steps, (taken + expected / 2) / end)

@@ -11,18 +11,23 @@ from functools import partial
 import pytest
 import torch
 
-from cppo import prune, prune_pooled
+from cppo import prune, prune_below, prune_pooled
 from family.cispo import cispo_loss
-from family.dapo import dapo_loss
+from family.dapo import dapo_loss, has_signal, overlong_penalty, token_mean_weights
 from family.deepseek_v32 import deepseek_v32_loss, off_policy_mask, unbiased_kl
 from family.drgrpo import drgrpo_loss
-from family.gfpo import retain
+from family.gdpo import decoupled_advantages
+from family.gfpo import retain, retained_advantages, token_efficiency
 from family.gspo import gspo_loss, sequence_ratio, token_ratio
+from family.lite_ppo import batch_std_advantages
+from family.maxrl import mean_normalized_advantages
+from family.nat import random_prefixes
 from family.pods import max_variance_subset
-from family.ppo import gae, ppo_loss, token_rewards, value_loss
+from family.ppo import gae, ppo_loss, token_rewards, value_loss, whiten
+from family.rloo import leave_one_out_advantages
 from family.sapo import sapo_loss
 from family.tis import CORRECTIONS
-from family.unbiased import keep_probabilities
+from family.unbiased import draw, keep_probabilities, reweighted
 from grpo import (
     LARGEST_LOG_RATIO,
     group_advantages,
@@ -159,12 +164,68 @@ def test_a_token_outside_of_the_vocabulary_is_refused(token):
 # --- rewards, advantages and masks of other types ---
 
 
+KEPT = torch.tensor([[0, 1], [1, 3]])
+ADVANTAGES_OF = {  # each of rewards (Q, G)
+    "grpo": group_advantages, "rloo": leave_one_out_advantages, "lite": batch_std_advantages,
+    "maxrl": mean_normalized_advantages,
+    "gdpo": lambda rewards: decoupled_advantages(rewards[None]),
+    "gfpo": lambda rewards: retained_advantages(rewards, KEPT),
+}
+RULES = [prune, prune_pooled, retain, max_variance_subset, keep_probabilities]
+every_advantage = pytest.mark.parametrize("name", ADVANTAGES_OF)
+
+
 @pytest.mark.ours
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
-def test_rewards_may_be_whole_numbers_or_bool(dtype):
+@every_advantage
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
+def test_rewards_may_be_whole_numbers_or_bool(name, dtype):
     rewards = torch.tensor([[1, 0, 0, 1], [1, 1, 1, 1]])
-    found = group_advantages(rewards.to(dtype))
-    torch.testing.assert_close(found, group_advantages(rewards.float()))
+    found = ADVANTAGES_OF[name](rewards.to(dtype))
+    torch.testing.assert_close(found, ADVANTAGES_OF[name](rewards.float()))
+    assert found[0].any() and not found[1].any()
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+@pytest.mark.parametrize("rule", [
+    *RULES, partial(prune, rule="smallest_abs"), partial(prune, allowed=torch.eye(4).bool()),
+    partial(prune_pooled, allowed=torch.eye(4).bool())])
+def test_scores_may_be_whole_numbers(rule, dtype):
+    """As a byte, −1 is 255. And no whole number is −∞."""
+    scores = torch.tensor([[3, 0, 1, 2], [0, 0, 1, 1], [2, 2, 1, 3], [4, 3, 2, 1]])
+    assert torch.equal(rule(scores.to(dtype), 2), rule(scores.float(), 2))
+
+
+def test_so_may_lengths_and_the_rewards_of_tokens():
+    lengths = torch.tensor([16, 17, 20, 25], dtype=torch.uint8)
+    assert overlong_penalty(lengths, max_length=20, cache=4).tolist() == [0, -0.25, -1, -1]
+    rewards = torch.tensor([[0, 0, 1]])
+    found = gae(rewards, torch.zeros(1, 3), rewards + 1, lam=0.5)[0]
+    assert found.tolist() == [[0.25, 0.5, 1]]
+    counted = reweighted(torch.tensor([[1, 0, -1, 2]]), torch.tensor([[0.25, 0, 0.75, 1]]))
+    assert counted[0].tolist() == pytest.approx([2, 0, -2 / 3, 1])
+
+
+def test_nothing_to_count_is_not_0_divided_by_0():
+    """A batch without tokens, a completion without one, a chance of 0."""
+    empty = torch.zeros(2, 3)
+    assert torch.equal(token_mean_weights(empty, total_tokens=0), empty)
+    assert token_efficiency(torch.tensor([[2.0, 0.0]]), torch.zeros(1, 2)).tolist() == [[2, 0]]
+    assert reweighted(torch.ones(1, 2), torch.tensor([[0.0, 1.0]])).tolist() == [[0, 0.5]]
+
+
+@pytest.mark.ours
+@every_advantage
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_not_finite_makes_no_advantage_in_silence(name, bad):
+    with pytest.raises(ValueError, match="is a reward NaN or ∞"):
+        ADVANTAGES_OF[name](torch.tensor([[1.0, bad, 0.0, 0.0], [1, 0, 0, 0]]))
+
+
+@pytest.mark.ours
+def test_nor_does_a_std_of_0_without_an_eps():
+    with pytest.raises(ValueError, match="or a std 0 without an eps"):
+        group_advantages(torch.ones(1, 4), eps=0)
 
 
 A = torch.tensor([[0.0, -3.0, 1.0, 0.5], [2.0, -1.0, 0.0, 0.0]])
@@ -181,6 +242,10 @@ def test_only_allowed_completions_are_kept(dtype):
     assert prune_pooled(A, 6, allowed=allowed).tolist() == [0, 2, 3, 5, 6, 7]
     p = keep_probabilities(A.abs(), 2, allowed=allowed)
     assert p.tolist() == [[0, 0, 1, 1], [0, 1, 0.5, 0.5]]
+    for rule in (prune, prune_pooled, keep_probabilities):
+        for repeated in (allowed[:1], allowed[:, :1]):
+            with pytest.raises(ValueError, match=r"allowed must have the shape of .*\(2, 4\)"):
+                rule(A, 2, allowed=repeated)
 
 
 def test_others_are_kept_only_if_too_few_are_allowed():
@@ -191,12 +256,26 @@ def test_others_are_kept_only_if_too_few_are_allowed():
 
 @pytest.mark.ours
 @pytest.mark.parametrize(
-    "rule", [prune, prune_pooled, retain, max_variance_subset, keep_probabilities])
+    "rule", [*RULES, prune_below, lambda rewards, k: has_signal(rewards), reweighted])
 def test_a_rule_refuses_rows_without_groups_and_nan(rule):
     with pytest.raises(ValueError, match=r"must be \(Q, G\).*\.view\(-1, G\)"):
         rule(torch.ones(8), 1)
     with pytest.raises(ValueError, match="NaN"):
         rule(torch.tensor([[1.0, math.nan, 2.0, 0.0]]), 1)
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize("k", [0, 5, -1])
+@pytest.mark.parametrize("rule", [prune, retain, max_variance_subset, keep_probabilities])
+def test_a_rule_keeps_1_to_g(rule, k):
+    with pytest.raises(ValueError, match=f"{k} of 4 completions of a question cannot be kept"):
+        rule(A, k)
+
+
+@pytest.mark.ours
+def test_each_question_has_its_kept_completions():
+    with pytest.raises(ValueError):
+        retained_advantages(A, KEPT[:1])
 
 
 # --- shapes that torch would repeat in silence ---
@@ -240,6 +319,14 @@ A_ROW_FOR_ALL = [  # a function, and arguments of which one is a row
     (partial(token_rewards, beta=1.0), (torch.zeros(6), WHOLE, ROW, WHOLE)),
     (gae, (WHOLE, ROW, WHOLE)),
     (value_loss, (WHOLE, WHOLE, ROW, WHOLE)),
+    (partial(token_rewards, beta=1.0), (torch.zeros(1), WHOLE, WHOLE, WHOLE)),
+    (partial(token_rewards, beta=1.0), (torch.zeros(6, 1), WHOLE, WHOLE, WHOLE)),
+    (whiten, (WHOLE, ROW)),
+    (kl_k3, (WHOLE, ROW)),
+    (unbiased_kl, (WHOLE, ROW, WHOLE)),
+    (draw, (WHOLE, torch.zeros(5))),  # one dimension too few
+    (random_prefixes, (WHOLE, torch.zeros(5))),
+    (reweighted, (WHOLE, ROW)),
     *((correction, (WHOLE, ROW, WHOLE)) for correction in CORRECTIONS.values()),
 ]
 
@@ -248,6 +335,26 @@ A_ROW_FOR_ALL = [  # a function, and arguments of which one is a row
 @pytest.mark.parametrize("function, arguments", A_ROW_FOR_ALL)
 def test_the_other_functions_refuse_it_too(function, arguments):
     with pytest.raises(ValueError, match="must have the shape of"):
+        function(*arguments)
+
+
+# --- float16, which holds no number above 65504 ---
+
+
+@pytest.mark.ours
+@every_loss
+def test_a_loss_refuses_float16_and_takes_bfloat16(name):
+    half = [x.half() for x in (LOGP.detach(), OLD, torch.ones(6, 5), MASK)]
+    with pytest.raises(ValueError, match="must be float32: float16 holds no number above 65504"):
+        LOSSES[name](*half)
+    assert LOSSES[name](*(x.bfloat16() for x in half))[0].isfinite()
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize("function", [importance_ratio, sequence_ratio, unbiased_kl, kl_k3])
+def test_so_does_a_ratio(function):
+    arguments = [torch.zeros(2, 3).half()] * (2 if function is kl_k3 else 3)
+    with pytest.raises(ValueError, match="logp must be float32"):
         function(*arguments)
 
 

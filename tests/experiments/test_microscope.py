@@ -181,6 +181,8 @@ RUNS = {
     "the KL of DeepSeek": ["--algorithm", "deepseek_v32", "--micro_batch_tokens", "512",
                            "--questions_per_step", "4"],
     "adapters, on random prefixes": ["--lora", "4", "--shortest_prefix", "0.5"],
+    "a tool": ["--dataset", "toy_tool", "--sampler", "examples/my_tool.py:WithCalculator",
+               "--importance_weights", "token_truncate"],
 }  # fmt: skip
 
 
@@ -218,11 +220,18 @@ def test_the_next_step_of_a_run_is_the_step_that_the_run_makes(options, tmp_path
     for c in (c for page in pages for c in page["completions"]):
         for one in c["passes"]:
             parts += c["count"] * column(one, "part").sum().item()
+            # N |o| times the weight is the product of the factors that the formula names
+            N = pages[0]["updates"][one["update"] - 1]["completions"]
+            factor = column(one, "weight") * N * len(column(c, "before"))
+            prefix = "--shortest_prefix" in options
+            assert (factor > 0.99).all() and (prefix or (factor < 1.01).all())
             log_ratio = column(one, "logp") - column(one, "old")
             if "gspo" in options:  # s_i, one for all tokens
                 log_ratio = log_ratio.mean().expand(len(log_ratio))
             torch.testing.assert_close(column(one, "ratio"), log_ratio.exp(), rtol=2e-5, atol=0)
     last = files.read(Path(run, "metrics.jsonl"))[-1]
+    named = " · 1/p_t" * prefix + " · w_t" * ("--importance_weights" in options)
+    assert pages[0]["weight"] == "1 / (N |o_i|)" + named
     updates = pages[0]["updates"]
     assert parts / len(updates) == pytest.approx(last["loss"], abs=2e-5)
     assert pages[0]["trained"] == last["kept"] and pages[0]["step"] == 2
