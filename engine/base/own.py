@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from engine.base import progress
 from engine.base.errors import UserError, one_line
 
 
@@ -64,7 +65,7 @@ def checked(algorithm):
         algorithm,
         advantages=partial(
             call, algorithm.advantages, "the advantages ",
-            "a tensor (Q, G) of finite floats, one for each completion",
+            "a tensor (Q, G) of finite floats, as rollout.total is",
             lambda A, rollout: A.shape == rollout.rewards.shape[1:] and A.is_floating_point()
             and bool(A.isfinite().all())),
         loss=partial(
@@ -87,10 +88,13 @@ def own_rule(function, name):
             f"rows of the batch, whole numbers from 0 to {n - 1} and each once, as "
             "cppo.batch_rows makes them; or such rows and one finite advantage for each",
             lambda rows, *given: are_rows(rows, n), copy.deepcopy(rollout), advantages.clone(), k)
-        if not isinstance(returned, tuple):
-            return torch.as_tensor(returned).cpu().long().sort().values
-        rows, order = torch.as_tensor(returned[0]).cpu().long().sort()
-        return rows, torch.as_tensor(returned[1]).to("cpu", torch.float32)[order]
+        pair = returned if isinstance(returned, tuple) else (returned, returned)
+        rows, order = torch.as_tensor(pair[0]).cpu().long().sort()
+        if len(rows) < k * len(advantages):
+            progress.note_once(
+                f"note: --keep {name} keeps fewer than k = {k} completions of each question.")
+        changed = torch.as_tensor(pair[1]).to("cpu", torch.float32)[order]
+        return (rows, changed) if isinstance(returned, tuple) else rows
 
     return keep
 

@@ -1,6 +1,7 @@
 """What a program shows while it works: a bar on a terminal, which ends with the words of `say`. A
 file gets a line instead, at most one a minute. Only the first rank shows anything."""
 
+import functools
 import sys
 from contextlib import contextmanager
 
@@ -29,6 +30,11 @@ def note(text):
     if ranks.rank() == 0:
         tqdm.write(text)
         sys.stdout.flush()  # a file gets the line now, and not with the next 8 KB
+
+
+@functools.cache  # once in a process
+def note_once(text):
+    note(text)
 
 
 def count(number, noun):

@@ -6,7 +6,6 @@ is recorded once, as a CUDA graph, and repeated: then the host starts one graph.
 writes into the same tensors every time, and never asks the device for a number.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,9 +40,9 @@ def write_completions(
     records, graph = pace.records, None
     if records and not rows.plain:
         records = False
-        tell_once("sampling is slow: this model keeps more than keys and values, or masks them in "
-                  "a way of its own. So a token is no CUDA graph, and the host starts each of its "
-                  "kernels.")
+        progress.note_once(
+            "note: sampling is slow: this model keeps more than keys and values, or masks them in "
+            "a way of its own. So a token is no CUDA graph, and the host starts each kernel.")
     for t in range(1, T):
         progress.say("sampling", t + 1, T, "tokens")
         if sampling.stop and t % LOOKS_EVERY == 0:
@@ -81,13 +80,9 @@ def record(step):
         return graph
     except RuntimeError as error:
         torch.cuda.set_stream(stream)  # after an error it would be the one that records
-        tell_once("sampling is slow: a token cannot be recorded as a CUDA graph, so the host "
-                  f"starts each of its kernels ({one_line(error)}).")
-
-
-@functools.cache  # once in a process
-def tell_once(sentence):
-    progress.note(f"note: {sentence}")
+        progress.note_once(
+            "note: sampling is slow: a token cannot be recorded as a CUDA graph, so the host "
+            f"starts each of its kernels ({one_line(error)}).")
 
 
 @dataclass

@@ -7,7 +7,8 @@ import torch
 from peft import LoraConfig
 from torch.testing import assert_close
 
-from engine.model import decoding, shards
+from engine.base import progress
+from engine.model import shards
 from engine.model.contract import Sampling, stop_tokens
 from engine.model.decoding import sample_token
 from engine.model.pace import PACES
@@ -134,7 +135,7 @@ def test_a_gpu_records_a_step_for_each_width_and_whenever_half_of_the_rows_have_
 def test_a_model_that_asks_the_device_is_sampled_without_a_graph_and_the_user_is_told(
     loaded, habits, capsys
 ):
-    decoding.tell_once.cache_clear()
+    progress.note_once.cache_clear()
     _, expected = run(loaded)
     assert habits and "slow" not in capsys.readouterr().out
     count = len(habits)
