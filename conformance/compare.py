@@ -2,8 +2,10 @@
 
 import importlib
 import inspect
+import itertools
 import json
 import pkgutil
+import time
 from collections import namedtuple
 from functools import partial
 
@@ -13,9 +15,9 @@ import allocate
 import cppo
 import family
 import grpo
-from conformance.mistakes import FITTED, VERSIONS
+from conformance.mistakes import FITTED, VERSIONS, Version, plus
 from conformance.probes import EDGES, PROBES, SPREADS
-from conformance.theirs import IN_PLACE, Broken, LeftOut
+from conformance.theirs import IN_PLACE, Broken, LeftOut, arguments
 
 FILES = [module.name for module in pkgutil.iter_modules(family.__path__)]
 FAMILY = [importlib.import_module(f"family.{name}") for name in FILES]
@@ -36,10 +38,13 @@ Found = namedtuple("Found", "kind sentence evidence", defaults=[""])
 # besides the losses, functions through which a gradient flows
 LEARN = ("kl_k1", "kl_k2", "kl_k3", "clipped_surrogate", "token_logprobs", "token_entropies",
          "truncated_importance_weights")
-UNKNOWN = "the kit knows no mistake and no choice that gives these numbers"
+SEARCH = 30  # seconds, after which the search for a reason is given up
+UNKNOWN = "the kit finds no mistake and no choice that gives these numbers"
 KEPT = ("prune", "prune_pooled", "retain")  # they choose completions by a score
 TIES = "another order, and another choice among equal ones"
-CHOOSE = ("mask", "weights")  # they choose tokens: nobody takes a gradient there
+# nobody takes a gradient there: two choose tokens, and at A = 0 the surrogate has a kink in A
+NO_GRADIENT = ("mask", "weights", "advantages")
+TIMES = "the loss is {:.3g} times as large: a constant in it acts like the learning rate"
 LEAK = ("a gradient flows into `{0}`: the loss is right only if the caller hands `{0}` over "
         "detached")
 
@@ -48,16 +53,14 @@ def learns(name):
     return name.endswith("_loss") or name in LEARN
 
 
-def answers(function, probe, with_gradient):
+def answers(function, probe, with_gradient=False):
     """Tensors: what a function returns and, if asked for, the gradient of its sum with respect to
     the first argument. A sentence, if it breaks. None, if it is not asked. Of a loss, the
     statistics are left out."""
     first, *rest = (a.clone() if torch.is_tensor(a) else a for a in probe.args)
     first = first.requires_grad_() if with_gradient else first
     try:
-        out = function(first, *rest, **probe.options)
-        out = out if isinstance(out, tuple) else (out,)
-        out = [torch.as_tensor(x) for x in out if not isinstance(x, dict)]
+        out = outputs(function, (first, *rest), probe.options)
         if with_gradient and not any(x.isnan().any() for x in out):
             out.append(gradients(out, [first])[0])
     except LeftOut:
@@ -67,6 +70,13 @@ def answers(function, probe, with_gradient):
     except Exception as error:
         return f"it raises {type(error).__name__}: {error}".split("\n")[0]
     return [x.detach() for x in out]
+
+
+def outputs(function, args, options):
+    """What a function returns, as tensors, without the statistics of a loss."""
+    out = function(*args, **options)
+    out = out if isinstance(out, tuple) else (out,)
+    return [torch.as_tensor(x) for x in out if not isinstance(x, dict)]
 
 
 def gradients(out, inputs):
@@ -79,8 +89,8 @@ def gradients(out, inputs):
 
 
 def same(a, b, atol):
-    if isinstance(a, str) or isinstance(b, str):
-        return isinstance(a, str) and isinstance(b, str)
+    if str in (type(a), type(b)):
+        return type(a) is type(b)
     close = partial(torch.allclose, rtol=1e-5, atol=atol, equal_nan=True)
     return len(a) == len(b) and all(
         x.shape == y.shape and close(x.double(), y.double()) for x, y in zip(a, b))
@@ -114,11 +124,13 @@ def diagnose(name, theirs, tried=None):
 
 def explained(name, theirs, tried, evidence):
     """(Found, the version): why some answers are not ours."""
-    got, breaks = [got for _, got, _ in tried], [got for _, got, _ in tried if type(got) is str]
+    breaks = [got for _, got, _ in tried if type(got) is str]
     answer = partial(answers, with_gradient=learns(name))
     alike = same_set if name in KEPT else lambda probe, got, right: same(right, got, probe.atol)
-    for version in [*VERSIONS.get(name, ()), *fitted(name, theirs)]:
-        if all(alike(p, g, answer(version.function, p)) for p, g, _ in tried):
+    known = itertools.chain(VERSIONS.get(name, ()), fitted(name, theirs), multiples(name, tried))
+    for version in in_time(known):
+        # the last probes are the largest: they tell most versions apart
+        if all(alike(p, g, answer(version.function, p)) for p, g, _ in tried[::-1]):
             return Found(version.kind, version.sentence, evidence), version.function
     if name in (*KEPT, "batch_rows") and all(same_set(*row) for row in tried):
         return Found("choice", "another order", evidence), None
@@ -127,11 +139,17 @@ def explained(name, theirs, tried, evidence):
     if not breaks:
         return Found("unknown", UNKNOWN, evidence), None
     # a change in place of an argument with a gradient is an error of torch's, and not the reason
-    plain = [answers(theirs, p, with_gradient=False) for p, *_ in tried]
+    plain = [answers(theirs, p) for p, *_ in tried]
     breaks = [x for x in plain if type(x) is str] or breaks
-    silent = len(breaks) == len(got) and IN_PLACE[:15] not in breaks[0]
+    silent = len(breaks) == len(tried) and IN_PLACE[:15] not in breaks[0]
     kind = "broken" if silent else "mistake"
     return Found(kind, breaks[0], evidence), None
+
+
+def in_time(reasons):
+    """The reasons one after the other, as long as there is time."""
+    end = time.monotonic() + SEARCH
+    return itertools.takewhile(lambda _: time.monotonic() < end, reasons)
 
 
 def same_set(probe, got, right):
@@ -155,14 +173,22 @@ def fitted(name, theirs):
     """Versions with the eps that fits their answers: first where eps shows, at a tiny spread; then
     at a spread of 1, because some set a tiny std to a constant."""
     probes = SPREADS.get(name, ())
-    got = [answers(theirs, probe, with_gradient=False) for probe in probes]
-    if all(type(x) is list for x in got):
-        for i in (0, 2) if got else ():
-            for versions, function in FITTED[name]:
+    got = [answers(theirs, probe) for probe in probes]
+    if got and all(type(x) is list for x in got):
+        for i in (0, 2):
+            for words, function, kind in FITTED[name]:
                 eps = fit(function, probes[i], got[i][0].flatten()[-1])
-                there = [answers(function(eps), probe, with_gradient=False) for probe in probes[i:]]
+                there = [answers(function(eps), probe) for probe in probes[i:]]
                 if all(same(a, b, 0.0) for a, b in zip(there, got[i:])):
-                    yield from versions(eps)
+                    yield with_eps(words, function, kind, eps)
+
+
+def with_eps(words, function, kind, eps):
+    """The version of a function for this eps: any from 0 to 0.01 is a choice."""
+    words = words.format(plus(eps))
+    if eps > 0.0101:
+        words, kind = f"{words}: an eps of {eps:.2g} shrinks every advantage", "mistake"
+    return Version(words, function(eps), kind)
 
 
 def fit(function, probe, value):
@@ -175,6 +201,19 @@ def fit(function, probe, value):
     return 10**low if low > -13 else 0.0
 
 
+def multiples(name, tried):
+    """Versions of a loss that are a constant times as large: theirs on the largest probe."""
+    probe, got, _ = tried[-1]
+    if name.endswith("_loss") and type(got) is list:
+        ours = Version("", OURS[name], "choice")
+        for sentence, function, kind in (ours, *VERSIONS.get(name, ())):
+            c = (got[0] / answers(function, probe)[0]).item()
+            if c > 0:
+                words = f"{sentence}; {TIMES.format(c)}".removeprefix("; ")
+                times = lambda *args, c=c, f=function, **o: c * outputs(f, args, o)[0]
+                yield Version(words, times, kind)
+
+
 # --- edges: inputs that are rare ---
 
 
@@ -184,9 +223,11 @@ def rare(name, theirs, version):
     judge = version if name.endswith("_loss") else OURS[name]
     first = lambda found: [x[:1] if x.dim() else x for x in found]
     for probe, words in EDGES.get(name, ()):
-        got, right = (answers(function, probe, learns(name)) for function in (theirs, judge))
+        learn = learns(name) and probe.gradient
+        got, right = (answers(function, probe, learn) for function in (theirs, judge))
         if type(got) is list and not same(first(got), first(right), probe.atol):
-            return Found("edge", words, shown(OURS[name], probe, got, right, "gradient "))
+            last = "gradient " * learn
+            return Found("edge", words, shown(OURS[name], probe, got, right, last))
 
 
 def leak(name, theirs, version):
@@ -194,12 +235,12 @@ def leak(name, theirs, version):
     if not learns(name):
         return None
     for probe in PROBES.get(name, ()):
-        given = arguments(OURS[name], probe)
+        given = arguments(inspect.signature(OURS[name]), probe.args, probe.options)
         floats = [key for key, x in given.items()
-                  if torch.is_tensor(x) and x.is_floating_point() and key not in CHOOSE][1:]
+                  if torch.is_tensor(x) and x.is_floating_point() and key not in NO_GRADIENT][1:]
         try:
             got, right = (all_gradients(f, probe, given, floats) for f in (theirs, version))
-        except (Exception, LeftOut, Broken):
+        except Exception:
             continue  # what breaks here was told before
         for key in floats:
             if got[key].any() and not same([got[key]], [right[key]], 1e-6):
@@ -207,19 +248,12 @@ def leak(name, theirs, version):
                 return Found("edge", LEAK.format(key), evidence)
 
 
-def arguments(function, probe):
-    """{name: value}, also of what a loss hands on as **options."""
-    given = inspect.signature(function).bind(*probe.args, **probe.options).arguments
-    return given | given.pop("options", {})
-
-
 def all_gradients(function, probe, given, names):
     """{name: gradient of the sum of all answers} for these arguments."""
     new = {k: x.clone() if torch.is_tensor(x) else x for k, x in given.items()}
     new |= {name: new[name].requires_grad_() for name in names}
     args, options = [*new.values()][: len(probe.args)], {k: new[k] for k in probe.options}
-    out = function(*args, **options)
-    out = [x for x in (out if isinstance(out, tuple) else (out,)) if torch.is_tensor(x)]
+    out = outputs(function, args, options)
     return dict(zip(names, gradients(out, [new[name] for name in names])))
 
 
@@ -229,19 +263,17 @@ def all_gradients(function, probe, given, names):
 def evidence_of(name, differ):
     """The first probe that shows a difference clearly, in few numbers."""
     clear = [row for row in differ if not same(row[1], row[2], 0.01)] or differ
-    probe, got, right = ([row for row in clear if small(row[0])] or clear)[0]
+    small = [row for row in clear if torch.as_tensor(row[0].args[0]).numel() <= 8]
+    probe, got, right = (small or clear)[0]
     return shown(OURS[name], probe, got, right, "gradient " if learns(name) else "")
-
-
-def small(probe):
-    return not torch.is_tensor(probe.args[0]) or probe.args[0].numel() <= 8
 
 
 def shown(ours, probe, got, right, last):
     """One line: the input, their answer and the right one. last: a word for the last answer."""
-    inputs = ", ".join(f"{name} = {text(value)}" for name, value in arguments(ours, probe).items())
-    if isinstance(got, str) or isinstance(right, str):
-        return f"{inputs}: {got if isinstance(got, str) else text(got[0])}"
+    given = arguments(inspect.signature(ours), probe.args, probe.options)
+    inputs = ", ".join(f"{name} = {text(value)}" for name, value in given.items())
+    if isinstance(got, str):
+        return f"{inputs}: {got}"
     i = next((i for i, (a, b) in enumerate(zip(got, right)) if not same([a], [b], probe.atol)), 0)
     word = last if last and i == len(right) - 1 else ""
     return f"{inputs}: yours {word}{text(got[i])}, right {text(right[i])}"

@@ -23,6 +23,8 @@ from collections import Counter, namedtuple
 
 import torch
 
+from conformance.compare import in_time
+
 PADDING, END, A, B, ASK, FIRST, SECOND, THIRD = range(8)
 WORDS = "padding", "END", "a", "b", "ask", "question 1", "question 2", "question 3"
 PROMPTS = [[ASK, FIRST], [ASK, ASK, SECOND], [ASK, ASK, ASK, THIRD]]
@@ -70,20 +72,23 @@ KEPT = {
     "the completions with the most reward per token are kept, as in GFPO":
         lambda a, r, i, n: r / n,
 }
-KEPT_MISTAKES = {
+KEPT_MISTAKES = {  # of each question, or of all together
     "the first completions are kept, whatever A is: are the last rows dropped?":
         lambda a, r, i, n: -i,
     "the smallest |A| are kept": lambda a, r, i, n: -abs(a),
     "the largest A are kept, not the largest |A|: wrong answers are never trained on":
         lambda a, r, i, n: a,
 }
-POOLED = "the largest |A| of all questions together are kept, as in CPPO's first code"
+POOLED = ("the largest |A| of all questions together are kept, as in CPPO's first code, or those "
+          "above a threshold")
 RANDOM = "the kept completions change from run to run: a random choice"
 PROMPT = "the tokens of the prompt are trained on"
 BEHIND = "padding is trained on: the logits behind the END or behind padding moved [3]"
 MOMENTUM = ("an update with nothing to learn: if all rewards are equal, the optimizer's momentum, "
             "or the KL, moves the weights")
-UNKNOWN = "the kit knows no choice and no mistake that gives these weights"
+NOT_FINITE = "if all rewards are equal, the weights become NaN: 0/0 in the advantages"
+UNKNOWN = "the kit finds no choice and no mistake that gives these weights"
+RULE = "the kit does not know by which rule {}, {} and {} completions of the questions are kept"
 # why a mistake cannot be seen
 UNSEEN = {
     "scored": "it samples at temperature 1",
@@ -92,6 +97,7 @@ UNSEEN = {
     "old": "it makes one update",
     "padding": "it computes no padding",
 }
+SIGNS = {"mistake": "✗", "edge": "△", "unknown": "–", "choice": "≈", True: "◐", False: "✓"}
 # parts: micro-batches, lists of rows. before, after: θ
 Update = namedtuple("Update", "parts before after")
 
@@ -239,13 +245,9 @@ def advantages(reading, asked, kept):
 def counts(reading, lengths):
     """How much each token of a completion counts: w_i of these completions."""
     N = len(lengths)
-    weigh = {
-        "tokens": lambda n: 1 / sum(lengths),
-        "constant": lambda n: 1 / (N * LONGEST),
-        "padded": lambda n: 1 / (N * max(lengths)),
-    }
-    own = lambda n: 1 / (N * n)  # w = 1/(N |o_i|)
-    return [weigh.get(reading.get("weights"), own)(n) for n in lengths]
+    divisors = {"tokens": sum(lengths), "constant": N * LONGEST, "padded": N * max(lengths)}
+    of_all = divisors.get(reading.get("weights"))
+    return [1 / (of_all or N * n) for n in lengths]  # w = 1/(N |o_i|)
 
 
 def tokens_of(reading, parts):
@@ -318,35 +320,31 @@ def factors(moved, by):
 # --- which completions are kept ---
 
 
-def kept_by(score, kept, shift, pooled=False):
+def kept_by(score, kept, shift, pooled):
     """Whether the kept completions are those with the largest scores, of each question or of all.
     """
-    groups = {}
+    groups = {}  # (scores of the others, scores of the kept ones)
     for question, texts in COMPLETIONS.items():
         r = torch.tensor(RIGHT[question], dtype=torch.float64).roll(shift)
         A = ((r - r.mean()) / r.std()).tolist()
+        group = groups.setdefault(0 if pooled else question, ([], []))
         for i, text in enumerate(texts):
-            row = score(A[i], float(r[i]), i, len(text)), (question, i) in kept
-            groups.setdefault(0 if pooled else question, []).append(row)
-    for group in groups.values():
-        scores = sorted((score for score, _ in group), reverse=True)
-        own = sorted((score for score, is_kept in group if is_kept), reverse=True)
-        if own != scores[:len(own)]:
-            return False
-    return True
+            place = G * (question - FIRST) + i
+            group[(question, i) in kept].append(score(A[i], float(r[i]), place, len(text)))
+    return all(own and min(own) >= max(others, default=min(own)) for others, own in groups.values())
 
 
 def rule_of(worlds, again):
     """By which rule completions are kept: ("right", ""), or "choice" or "mistake" and which, or ""
-    and why nobody can say.
+    and why there is none, or "unknown" and RULE.
 
     worlds: the kept rows with the rewards moved on by 0, 1, 2 and 3 completions.
     again: by 0 once more.
     """
     if len(worlds[0]) == G * len(COMPLETIONS):
         return "", UNSEEN["compared"]
-    fits = lambda score, **options: all(
-        kept_by(score, kept, shift, **options) for shift, kept in enumerate(worlds))
+    fits = lambda score, pooled=False: all(
+        kept_by(score, kept, shift, pooled) for shift, kept in enumerate(worlds))
     counted = [Counter(question for question, _ in kept) for kept in worlds]
     if all(len({count[question] for question in COMPLETIONS}) == 1 for count in counted):
         if fits(LARGEST):
@@ -359,9 +357,9 @@ def rule_of(worlds, again):
     if again != worlds[0]:
         return "choice", RANDOM
     for words, score in KEPT_MISTAKES.items():
-        if fits(score):
+        if fits(score) or fits(score, pooled=True):
             return "mistake", words
-    return "", "the kit does not know by which rule completions are kept"
+    return "unknown", RULE.format(*(counted[0][question] for question in COMPLETIONS))
 
 
 # --- the verdict ---
@@ -401,39 +399,47 @@ def not_the_world(policy, sampler, reward):
         return nothing("its weights become infinite or NaN")
     if len(sampler.temperatures) > 1:
         return nothing(f"it samples at several temperatures: {sorted(sampler.temperatures)}")
-    times = Counter(question for question, _ in sampler.asked)
-    numbers = [times[question] for question in COMPLETIONS]
-    if numbers != [G] * 3 and numbers == numbers[:1] * 3:
-        return nothing(f"it samples {numbers[0]} of each question, not sampler.group_size = {G}")
-    if numbers != [G] * 3:
-        drawn = ", ".join(f"{times[q]} of {WORDS[q]}" for q in COMPLETIONS)
+    times = Counter(WORDS[question] for question, _ in sampler.asked)
+    numbers = {times[WORDS[question]] for question in COMPLETIONS}
+    if len(numbers) > 1:
+        drawn = ", ".join(f"{number} of {question}" for question, number in sorted(times.items()))
         return "✗", f"{ROWS}: G = 4 completions of each are needed [17]", 0, 1, "", [
             f"sampled: {drawn}"]
+    if numbers != {G}:
+        return nothing(f"it samples {max(numbers)} of each question, not sampler.group_size = {G}")
     if reward.strange:
         return "✗", f"{ROWS}: a completion was scored with another question [17]", 0, 1, "", []
 
 
 def without_signal(step, policy):
-    """"moved" or "", or why the step cannot be asked: all rewards are equal now."""
+    """What the step does if all rewards are equal: ("right", ""), or "choice" or "edge" and what,
+    or "" and why it cannot be asked."""
     before = policy.table()
     try:
         call(step, policy, Reward(signal=False))
     except BaseException as error:
-        return f"it raises {type(error).__name__} if all rewards are equal"
-    return "" if torch.equal(policy.table(), before) else "moved"
+        return "", f"it raises {type(error).__name__} if all rewards are equal"
+    if not policy.table().isfinite().all():
+        return "edge", NOT_FINITE
+    return ("right", "") if torch.equal(policy.table(), before) else ("choice", MOMENTUM)
 
 
 def explained(moved, by, beta):
     """(the reading that gives these updates, how many times as large they are): (None, []) if none
     does. by(reading, n): the first n updates of a reading."""
-    tried = []
-    for reading in readings():
-        if (beta or "kl" not in reading) and factors(moved[:1], by(reading, 1)):
-            tried.append((reading, by(reading)))
-            if all(map(same, moved, tried[-1][1])):
+    scaled = None, []
+    for reading in in_time(readings()):
+        if not beta and "kl" in reading:
+            continue
+        # few of them fit the first updates: only these are compared with all
+        if all(factors(moved[:n], by(reading, n)) for n in (1, 3)):
+            other = by(reading)
+            if all(map(same, moved, other)):
                 return reading, []
-    scaled = ((reading, factors(moved, other)) for reading, other in tried)
-    return next((found for found in scaled if found[1]), (None, []))
+            scale = factors(moved, other)
+            if scale and not scaled[1]:
+                scaled = reading, scale
+    return scaled
 
 
 def judged(policy, sampler, beta, rule, quiet):
@@ -450,45 +456,39 @@ def judged(policy, sampler, beta, rule, quiet):
     known = reading or {}
     right = {name: value for name, value in known.items() if value in CHOICES.get(name, ())}
     wrong = [SAYS[value] for name, value in known.items() if name not in right]
-    wrong += mistakes_outside(policy.table() - Policy().table())
-    wrong += [rule[1]] * (rule[0] == "mistake")
-    chosen = [SAYS[value] for value in right.values()] + scaled(scale)
-    chosen += [rule[1]] * (rule[0] == "choice")
-    chosen += [MOMENTUM] * (quiet == "moved")
+    said = {  # the worst first
+        "mistake": wrong + mistakes_outside(policy.table() - Policy().table()),
+        "edge": [],
+        "unknown": [UNKNOWN] * (reading is None),
+        "choice": [SAYS[value] for value in right.values()] + scaled(scale),
+    }
+    for kind, words in (rule, quiet):
+        said.get(kind, []).append(words)
 
-    def visible(name, value):
-        other = by(right | {name: value})
-        return not (factors(other, by(right)) if scale else all(map(same, other, by(right))))
+    def alike(other):
+        return factors(other, by(right)) if scale else all(map(same, other, by(right)))
 
-    left = dict.fromkeys(MISTAKES, "nothing shows it") | UNSEEN | {"kept": rule[1], "signal": quiet}
-    if reading is None:
-        left |= dict.fromkeys(MISTAKES, UNKNOWN)
-    else:
-        for name, row in MISTAKES.items():
-            if any(visible(name, value) for value in row):
-                del left[name]
-    asked_too = {"padding": any(END in row[:-1] for row in policy.seen), "kept": rule[0],
-                 "signal": quiet in ("", "moved")}
-    for name in (name for name, is_asked in asked_too.items() if is_asked):
-        del left[name]
-    lines = [evidence(sum(moved), sum(by(right)))]
-    return told(wrong, chosen, left, len(MISTAKES) + 4, lines, reading is None)
-
-
-def told(wrong, chosen, left, of, lines, unknown):
-    """The verdict from its sentences. left: {property: why it was not asked}. of: how many exist.
-    """
-    asked = of - len(left)
-    held = asked - len(wrong) - (MOMENTUM in chosen)
+    asked = {name: not all(alike(by(right | {name: value})) for value in row)
+             for name, row in MISTAKES.items() if reading is not None}
+    asked |= {
+        "prompt": True,
+        "padding": any(PADDING in row or END in row[:-1] for row in policy.seen),
+        "kept": rule[0] not in ("", "unknown"),
+        "signal": quiet[0],
+    }
+    whys = dict.fromkeys(asked, "nothing shows it") | UNSEEN
+    whys |= {"kept": rule[1], "signal": quiet[1]}
+    left = dict.fromkeys(MISTAKES, UNKNOWN) if reading is None else {}
+    left |= {name: whys[name] for name, is_asked in asked.items() if not is_asked}
+    asked = len(MISTAKES) + 4 - len(left)
+    held = asked - len(said["mistake"]) - (quiet[0] in said)
     why = "; ".join(dict.fromkeys(left.values()))
     why = f"{len(left)} not asked: {why}" if left else ""
-    if wrong:
-        return "✗", "; ".join(wrong + chosen), held, asked, why, lines
-    if unknown:
-        return "◐", "; ".join([why, *chosen]), held, asked, why, lines
-    if chosen:
-        return "≈", "; ".join(chosen), held, asked, why, []
-    return ("◐" if why else "✓"), why, held, asked, why, []
+    kind = next((kind for kind, words in said.items() if words), bool(why))
+    total, closest = sum(moved), sum(by(right))
+    shows = kind in ("mistake", "unknown") and not same(total, closest)
+    lines = [evidence(total, closest)] if shows else []
+    return SIGNS[kind], "; ".join(sum(said.values(), [])) or why, held, asked, why, lines
 
 
 def mistakes_outside(moved):

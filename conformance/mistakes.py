@@ -38,16 +38,28 @@ def without_first(mask):
     return mask.bool() & shifted(mask)
 
 
+ON = {
+    "the last token, the EOS, is not trained on [4]: is the mask shifted by one?": without_last,
+    "the first token is not trained on": without_first,
+    "the mask is shifted by one: the first token is not trained on, and padding is [3]": shifted,
+    "the mask is rolled by 1: padding is trained on, real tokens are not [3]":
+        lambda mask: mask.roll(1, 1),
+    "the mask is rolled by -1: padding is trained on, real tokens are not [3]":
+        lambda mask: mask.roll(-1, 1),
+    "padding is trained on like a token [3]": torch.ones_like,
+}
 WEIGHTS = {
     "mean": lambda mask, L: grpo.sequence_mean_weights(mask),
     "tokens": lambda mask, L: mask.double() / mask.sum(),
     "constant": lambda mask, L: mask.double() / (len(mask) * L),
     "sum": lambda mask, L: mask.double() / len(mask),
+    "all": lambda mask, L: mask.double(),
 }
 WEIGHTS_SAY = {
     "mean": "a mean over each completion, 1/(N |o|), as in GRPO",
     "tokens": "a mean over all tokens, as in DAPO",
     "sum": "a sum over the tokens of a completion, divided by N alone",
+    "all": "a sum over all tokens, divided by nothing that depends on the batch",
 }
 weigh_is = {False: "other weights", True: "the weights of another algorithm [6]"}
 
@@ -85,15 +97,15 @@ KL = {
     "the KL term is missing": lambda p, q, r: 0 * p,
     "the KL term has no gradient": lambda p, q, r: grpo.kl_k3(p, q).detach(),
 }
+with_itself = lambda p, q, r: (p - p.detach()).exp() * grpo.kl_k3(p, q)
 KL_CHOICES = {
     "k2 in place of k3: its gradient is that of KL(π‖π_ref)": lambda p, q, r: grpo.kl_k2(p, q),
     "the KL is clamped to ±10": lambda p, q, r: grpo.kl_k3(p, q).clamp(-10, 10),
     "k3 × ratio: then the gradient, too, is that of KL(π‖π_ref)":
         lambda p, q, r: r * grpo.kl_k3(p, q),
-    "k3 × π/sg(π): then the gradient, too, is that of KL(π‖π_ref)":
-        lambda p, q, r: (p - p.detach()).exp() * grpo.kl_k3(p, q),
+    "k3 × π/sg(π): then the gradient, too, is that of KL(π‖π_ref)": with_itself,
     "k3 × π/sg(π), and the KL is clamped to ±10":
-        lambda p, q, r: ((p - p.detach()).exp() * grpo.kl_k3(p, q)).clamp(-10, 10),
+        lambda p, q, r: with_itself(p, q, r).clamp(-10, 10),
 }
 
 
@@ -158,7 +170,7 @@ def versions(*, weigh, ratio=token_ratio, ratios=RATIO, with_kl=True, named=True
 
     named: with other weights it would be another algorithm."""
     base = {"ratio": ratio, "bound": clip, "kl": k3, "weigh": WEIGHTS[weigh]} | numbers
-    weights = [((f"{weigh_is[named]}: {words}"), {"weigh": WEIGHTS[name]})
+    weights = [(f"{weigh_is[named]}: {words}", {"weigh": WEIGHTS[name]})
                for name, words in WEIGHTS_SAY.items() if name != weigh]
     choices = [(DUAL, {"bound": dual}), (REINFORCE, {"ratio": lambda p, o, m: p, "bound": free})]
     if weigh == "mean":
@@ -167,28 +179,23 @@ def versions(*, weigh, ratio=token_ratio, ratios=RATIO, with_kl=True, named=True
         choices.append((EMPTY, empty))
         choices += [(RATIO_1, {"weigh": first_counts})] * (ratio is sequence_ratio)
     choices += [(words, {"kl": other}) for words, other in KL_CHOICES.items() if with_kl]
-    mistakes = [
-        ("J in place of −J: the sign of the loss is turned round", {"sign": -1.0}),
-        *((words, {"ratio": other}) for words, other in ratios.items()),
-        *((words, {"bound": other}) for words, other in BOUND.items()),
-        *((words, {"kl": other}) for words, other in KL.items() if with_kl),
-        ("the last token, the EOS, is not trained on [4]: is the mask shifted by one?",
-         {"on": without_last}),
-        ("the first token is not trained on", {"on": without_first}),
-        ("the mask is shifted by one: the first token is not trained on, and padding is [3]",
-         {"on": shifted}),
-        *((f"the mask is rolled by {step}: padding is trained on, real tokens are not [3]",
-           {"on": lambda mask, step=step: mask.roll(step, 1)}) for step in (1, -1)),
-        ("padding is trained on like a token [3]", {"on": torch.ones_like}),
-        ("the sum over a completion is divided by the padded length, not by |o| [3]",
-         {"weigh": lambda mask, L: mask.double() / mask.numel()}),
-        ("summed over completions, not divided by N",
-         {"weigh": lambda mask, L: len(mask) * base["weigh"](mask, L)}),
-        ("`weights` is ignored", {"given": False}),
-    ]
-    kinds = dict.fromkeys((words for words, _ in choices), "choice")
+    others = {
+        "sign": {"J in place of −J: the sign of the loss is turned round": -1.0},
+        "ratio": ratios, "bound": BOUND, "kl": KL if with_kl else {},
+        "on": ON,
+        "weigh": {
+            "the sum over a completion is divided by the padded length, not by |o| [3]":
+                lambda mask, L: mask.double() / mask.numel(),
+            "summed over completions, not divided by N":
+                lambda mask, L: len(mask) * base["weigh"](mask, L),
+        },
+        "given": {"`weights` is ignored": False},
+    }
+    mistakes = [(words, {part: other}) for part, row in others.items()
+                for words, other in row.items()]
+    right = choices + weights * (not named)
+    kinds = dict.fromkeys((words for words, _ in right), "choice")
     kinds |= {EMPTY: "edge", RATIO_1: "edge"}
-    kinds |= {} if named else dict.fromkeys((words for words, _ in weights), "choice")
 
     def made(*parts):
         changes = {key: part for _, change in parts for key, part in change.items()}
@@ -208,53 +215,31 @@ def versions(*, weigh, ratio=token_ratio, ratios=RATIO, with_kl=True, named=True
 # --- the other functions ---
 
 
-STD = ("population", "unbiased")
-
-
-def std_of(ddof):
-    return lambda eps: partial(grpo.group_advantages, eps=eps, ddof=ddof)
-
-
-def root_of(ddof):
-    def advantages(eps):
-        return lambda r, **o: (r - r.mean(1, keepdim=True)) / (
-            r.var(1, keepdim=True, correction=ddof) + eps).sqrt()
-
-    return advantages
-
-
-def one_choice(words, function):
-    """The version of a function with an eps that is a choice. {} in words stands for the eps."""
-    def versions(eps):
-        yield choice(words.format(plus(eps)), function(eps))
-
-    return versions
-
-
-def whole_batch(eps, ddof=1):
-    return lambda r, **o: (r - r.mean(1, keepdim=True)) / (r.std(correction=ddof) + eps)
-
-
-def over_mean(eps):
-    return lambda r, **o: (r - r.mean(1, keepdim=True)) / (r.mean(1, keepdim=True) + eps)
+centred = lambda r: r - r.mean(1, keepdim=True)
 
 
 def plus(eps):
     return f"plus {eps:.2g}" if eps else "without eps"
 
 
-def of_a_group(ddof):
-    """Versions of the advantages with this std, for the eps that fits: any from 0 to 0.01."""
-    def versions(eps):
-        large = f": an eps of {eps:.2g} shrinks every advantage"
-        kind, more = ("choice", "") if eps < 0.0101 else ("mistake", large)
-        yield Version(f"the {STD[ddof]} std {plus(eps)}{more}", std_of(ddof)(eps), kind)
-        population = "" if ddof else "the population std, "
-        yield choice(f"the std of the whole batch (REINFORCE++-baseline), {population}{plus(eps)}",
-                     whole_batch(eps, ddof))
-        yield wrong(f"{POOLED}, {population}{plus(eps)}", pooled(eps, ddof))
+def std_of(ddof):
+    return lambda eps: partial(grpo.group_advantages, eps=eps, ddof=ddof)
 
-    return versions
+
+def over(divisor):
+    return lambda eps: lambda r, **o: centred(r) / divisor(r, eps)
+
+
+def root_of(ddof):
+    return over(lambda r, eps: (r.var(1, keepdim=True, correction=ddof) + eps).sqrt())
+
+
+def whole_batch(ddof):
+    return over(lambda r, eps: r.std(correction=ddof) + eps)
+
+
+def pooled(ddof):
+    return lambda eps: lambda r, **o: (r - r.mean()) / (r.std(correction=ddof) + eps)
 
 
 def leave_one_out(r, *, divide_by_std=True, eps=1e-6, **options):
@@ -266,43 +251,29 @@ def leave_one_out(r, *, divide_by_std=True, eps=1e-6, **options):
     return torch.where(std > 1e-12, advantages / (std + eps), advantages)
 
 
-POOLED = "mean and std of the whole batch, not of each question's group [8]"
-
-
-def pooled(eps, ddof=1):
-    return lambda r, **o: (r - r.mean()) / (r.std(correction=ddof) + eps)
-
-
 ADVANTAGES = [
     wrong("the mean over the questions, not over the group [17]",
           lambda r, **o: (r - r.mean(0)) / (r.std(0) + 1e-4)),
-    wrong("divided by the variance", lambda r, **o: (
-        (r - r.mean(1, keepdim=True)) / (r.var(1, keepdim=True) + 1e-4))),
+    wrong("divided by the variance",
+          lambda r, **o: centred(r) / (r.var(1, keepdim=True) + 1e-4)),
     wrong("the mean is not subtracted", lambda r, **o: r / (r.std(1, keepdim=True) + 1e-4)),
     wrong("the sign is turned round", lambda r, **o: -grpo.group_advantages(r)),
-    choice("no division by the std, as in Dr. GRPO",
-           lambda r, **o: grpo.group_advantages(r, divide_by_std=False)),
-    choice("each compared with the mean of the others (RLOO)", lambda r, **o:
-           r.shape[1] / (r.shape[1] - 1) * grpo.group_advantages(r, divide_by_std=False)),
+    choice("no division by the std, as in Dr. GRPO", lambda r, **o: centred(r)),
+    choice("each compared with the mean of the others (RLOO)",
+           lambda r, **o: r.shape[1] / (r.shape[1] - 1) * centred(r)),
     choice("mean and std of the other completions (leave-one-out), plus 1e-06", leave_one_out),
 ]
 
 
-def decoupled(eps):
-    def function(rewards, *, weights=None):
-        weights = [1.0] * len(rewards) if weights is None else weights
-        total = sum(w * grpo.group_advantages(r, eps=eps) for w, r in zip(weights, rewards))
-        return (total - total.mean()) / (total.std() + eps)
+def decoupled(divisor):
+    def with_eps(eps):
+        def function(rewards, **options):
+            total = gdpo.decoupled_advantages(rewards, normalize_batch=False, eps=eps, **options)
+            return (total - total.mean()) / divisor(total, eps)
 
-    return function
+        return function
 
-
-def decoupled_whitened(eps):
-    def function(rewards, **options):
-        total = gdpo.decoupled_advantages(rewards, normalize_batch=False, eps=eps, **options)
-        return (total - total.mean()) / (total.var() + 1e-8).sqrt()
-
-    return function
+    return with_eps
 
 
 def gather(x, tokens):
@@ -338,6 +309,12 @@ def surrogate(bound):
     return function
 
 
+def weights_but(own):
+    return [wrong(f"{weigh_is[True]}: {words}",
+                  lambda mask, *, weigh=WEIGHTS[name], **options: weigh(mask, None))
+            for name, words in WEIGHTS_SAY.items() if name != own]
+
+
 def over_kept(rewards, kept, **options):
     advantages = grpo.group_advantages(rewards.gather(1, kept), **options)
     return torch.zeros_like(rewards).scatter(1, kept, advantages)
@@ -345,19 +322,27 @@ def over_kept(rewards, kept, **options):
 
 VALUE_CHOICES = [("without the ½;", ("half", 1.0)), ("not clipped;", ("clipped", False)),
                  ("a mean over each completion first;", ("weigh", "mean"))]
-ROOTS = [
-    ("the root of the unbiased variance {}", root_of(1)),
-    ("the root of the population variance {}", root_of(0)),
-    ("divided by the mean of the group, as in MaxRL, {}", over_mean),
-]
-# {name: [(versions with an eps, the function with an eps)]}
+# {name: versions with an eps: {} stands for it, and the function is made for an eps}
 FITTED = {
-    "group_advantages": [*((of_a_group(ddof), std_of(ddof)) for ddof in (1, 0)),
-                         *((one_choice(words, function), function) for words, function in ROOTS)],
+    "group_advantages": [
+        choice("the unbiased std {}", std_of(1)),
+        choice("the population std {}", std_of(0)),
+        choice("the std of the whole batch (REINFORCE++-baseline), {}", whole_batch(1)),
+        choice("the std of the whole batch (REINFORCE++-baseline), the population std, {}",
+               whole_batch(0)),
+        wrong("mean and std of the whole batch, not of each question's group [8], {}", pooled(1)),
+        wrong("mean and std of the whole batch, not of each question's group [8], the population "
+              "std, {}", pooled(0)),
+        choice("the root of the unbiased variance {}", root_of(1)),
+        choice("the root of the population variance {}", root_of(0)),
+        choice("divided by the mean of the group, as in MaxRL, {}",
+               over(lambda r, eps: r.mean(1, keepdim=True) + eps)),
+    ],
     "decoupled_advantages": [
-        (one_choice("the unbiased std {}", decoupled), decoupled),
-        (one_choice("the unbiased std {}; over the batch, the root of the variance plus 1e-08",
-                    decoupled_whitened), decoupled_whitened)],
+        choice("the unbiased std {}", decoupled(lambda x, eps: x.std() + eps)),
+        choice("the unbiased std {}; over the batch, the root of the variance plus 1e-08",
+               decoupled(lambda x, eps: (x.var() + 1e-8).sqrt())),
+    ],
 }
 GRPO = versions(weigh="mean", beta=0.04, named=False)
 GSPO = versions(weigh="mean", ratio=sequence_ratio, ratios=SEQUENCE, low=3e-4, high=4e-4)
@@ -371,22 +356,17 @@ VERSIONS = {
         wrong("|log r| in place of ½ (log r)²", lambda p, q: (p - q).abs()),
     ],
     "kl_k3": [
-        wrong("k3 with the ratio upside down, π/π_ref for π_ref/π: its mean under π is not the KL "
-              "[2]", lambda p, q: grpo.kl_k3(q, p)),
-        wrong("k3 with the sign of log r turned round: r + log r − 1, which can be negative [2]",
-              lambda p, q: (q - p).exp() + (q - p) - 1),
-        wrong("k1 in place of k3: its expected gradient is 0 [2]", lambda p, q: p - q),
+        *(wrong(words, lambda p, q, f=f: f(p, q, 1.0)) for words, f in KL.items()),
         wrong("the −1 is missing: not 0 if the policies agree", lambda p, q: grpo.kl_k3(p, q) + 1),
-        wrong("the sign is turned round", lambda p, q: -grpo.kl_k3(p, q)),
         *(choice(words, lambda p, q, f=f: f(p, q, 1.0)) for words, f in KL_CHOICES.items()
-          if "k2" in words or "clamped" in words),
+          if "× ratio" not in words),
     ],
     "group_advantages": ADVANTAGES,
     "decoupled_advantages": [
         wrong("the rewards are added up first: this is GRPO [6]",
               lambda r, **o: grpo.group_advantages(r.sum(0))),
-        choice("not normalised over the batch", lambda r, *, weights=None:
-               gdpo.decoupled_advantages(r, weights=weights, normalize_batch=False)),
+        choice("not normalised over the batch",
+               partial(gdpo.decoupled_advantages, normalize_batch=False)),
     ],
     "clipped_surrogate": [
         *(wrong(words, surrogate(bound)) for words, bound in BOUND.items()),
@@ -399,11 +379,13 @@ VERSIONS = {
               lambda m, **o: m.double() / m.numel()),
         wrong("padding weighs as much as a token [3]", lambda m, **o: 0 * m + 1 / m.numel()),
         wrong("num_sequences is ignored: a mean of means over micro-batches [3]",
-              lambda m, *, num_sequences=None: grpo.sequence_mean_weights(m)),
+              lambda m, **o: grpo.sequence_mean_weights(m)),
         choice(WEIGHTS_SAY["tokens"], lambda m, **o: m.double() / m.sum()),
         edge(EMPTY, lambda m, *, num_sequences=None:
                m.double() / (num_sequences or len(m)) / m.sum(1, keepdim=True)),
     ],
+    "token_mean_weights": weights_but("tokens"),
+    "constant_weights": weights_but("constant"),
     "grpo_loss": GRPO,
     "cppo_loss": GRPO,
     "gspo_loss": [
@@ -427,10 +409,8 @@ VERSIONS = {
               logprobs(of=lambda x, T: torch.log_softmax(x, -1) / T)),
         wrong("logits are multiplied by the temperature [5]",
               logprobs(of=lambda x, T: torch.log_softmax(x * T, -1))),
-        wrong("shifted by one: the logits at t must predict token t",
-              logprobs(change=lambda x: x.roll(1, -2))),
-        wrong("shifted by one: the logits at t must predict token t",
-              logprobs(change=lambda x: x.roll(-1, -2))),
+        *(wrong("shifted by one: the logits at t must predict token t",
+                logprobs(change=lambda x, step=step: x.roll(step, -2))) for step in (1, -1)),
     ],
     "token_entropies": [
         wrong("the sign is turned round", lambda x, **o: -grpo.token_entropies(x, **o)),
@@ -455,8 +435,8 @@ VERSIONS = {
     ],
     "gae": [
         wrong("the last token bootstraps from its own value: V behind the end must be 0",
-              lambda r, v, m, *, gamma=1.0, lam=0.95: ppo.gae(
-                  r + gamma * v * (m.bool() ^ without_last(m)), v, m, gamma=gamma, lam=lam)),
+              lambda r, v, m, gamma=1.0, **o: ppo.gae(
+                  r + gamma * v * (m.bool() ^ without_last(m)), v, m, gamma=gamma, **o)),
         wrong("whitened before the returns are taken: the critic learns whitened targets [13]",
               whitened),
         wrong("the returns are the advantages: V is not added", lambda *args, **options: (

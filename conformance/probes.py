@@ -7,8 +7,8 @@ import torch
 
 from tests.examples import F64, mask_of, seeded
 
-# atol: how far an answer may be from ours, besides 1e-5 of it
-Probe = namedtuple("Probe", "args options atol", defaults=[{}, 1e-6])
+# atol: how far an answer may be from ours, besides 1e-5 of it. gradient: compare it, too
+Probe = namedtuple("Probe", "args options atol gradient", defaults=[{}, 1e-6, True])
 
 
 def t(*values):
@@ -17,6 +17,10 @@ def t(*values):
 
 def normal(seed, *shape):
     return torch.randn(*shape, generator=seeded(seed), dtype=F64)
+
+
+def probes(*all_args, **options):
+    return [Probe(args, options) for args in all_args]
 
 
 ONE, HALF, QUARTER = torch.ones(1, 1), t([0.5]).log(), t([0.25]).log()
@@ -32,25 +36,28 @@ def losses(**options):
     corners = t([1.5], [1.5], [0.5], [0.5]).log()
     signs, zero = t(1, -1, 1, -1), torch.zeros(4, 1, dtype=F64)
     two = t([0.0, 0.0, 0.0, 0.0], [0.0, -7.0, -7.0, -7.0])  # the −7 are on padding
-    kl = {"ref_logp": QUARTER, "beta": 1.0}
-    return [Probe(args, options | more) for args, more in [
-        ((HALF, HALF, t(1.0), ONE), {}),
-        *(((corners[i:i + 1], zero[:1], signs[i:i + 1], ONE), {}) for i in range(4)),
-        ((corners, zero, signs, ONE.expand(4, 1)), {}),
+    kl, whole = {"ref_logp": QUARTER, "beta": 1.0}, (LOGP, OLD, A, MASK)
+    plain = [
+        (HALF, HALF, t(1.0), ONE),
+        *((corners[i:i + 1], zero[:1], signs[i:i + 1], ONE) for i in range(4)),
+        (corners, zero, signs, ONE.expand(4, 1)),
+        (t([5.0, 3.0]).log(), t([0.0, 0.0]), t(-1.0), mask_of([2])),  # a dual clip acts
+        (two[:, :2], 0 * two[:, :2], t(1, -2), mask_of([2, 1])),
+        (two, 0 * two, t(1, -2), mask_of([4, 1])),
+        (t([-1.0], [-2.0]), t([-1.0], [-2.0]), t(1, 1), torch.tensor([[1], [0]])),  # empty
+        whole,
+    ]
+    with_options = [
         *(((t([r]).log(), zero[:1], t(a), ONE), {"clip_low": 0.2, "clip_high": 0.28})
           for r, a in ((1.25, 1.0), (0.75, -1.0))),
-        ((t([5.0, 3.0]).log(), t([0.0, 0.0]), t(-1.0), mask_of([2])), {}),  # a dual clip acts
-        ((two[:, :2], 0 * two[:, :2], t(1, -2), mask_of([2, 1])), {}),
-        ((two, 0 * two, t(1, -2), mask_of([4, 1])), {}),
         ((HALF, HALF, t(0.0), ONE), kl),
         ((corners[:1] + HALF, HALF, t(0.0), ONE), kl),
         ((two[:1, :2], two[:1, :2], t(0.0), mask_of([2])),
          {"ref_logp": two[:1, :2] + 12, "beta": 1.0}),  # a clamp acts
-        ((LOGP, OLD, A, MASK), {}),
-        ((t([-1.0], [-2.0]), t([-1.0], [-2.0]), t(1, 1), torch.tensor([[1], [0]])), {}),  # empty
-        ((LOGP, OLD, A, MASK), {"ref_logp": REF, "beta": 0.3}),
-        ((LOGP, OLD, A, MASK), {"weights": WEIGHTS}),
-    ]]
+        (whole, {"ref_logp": REF, "beta": 0.3}),
+        (whole, {"weights": WEIGHTS}),
+    ]
+    return probes(*plain, **options) + [Probe(args, options | more) for args, more in with_options]
 
 
 def for_each_token(probe):
@@ -62,27 +69,22 @@ def for_each_token(probe):
 # --- probes, the smallest first ---
 
 
-def probes(*all_args, **options):
-    return [Probe(args, options) for args in all_args]
-
-
 FAR = t([1.0, 2.0, -0.3], [0.2, 9.0, 9.0])
 PAIRS = [(HALF, HALF), (HALF, QUARTER), (QUARTER, HALF), (LOGP, REF)]
 CORNERS = [(t([r]), t(a)) for a in (1.0, -1.0) for r in (1.0, 1.5, 0.5)]
 REWARDS = [t([1, 0]), t([1, 0, 0, 0]), t([1, 0, 0, 0], [5, 9, 5, 5]), normal(5, 3, 6)]
 TOKENS = [(t([[0.0, math.log(3)]]), torch.tensor([[1]])),
           (normal(6, 2, 3, 5), torch.tensor([[0, 4, 2], [1, 1, 3]]))]
-LOGP_OF = {"kl_k1": PAIRS, "kl_k2": PAIRS,
-           "kl_k3": [*PAIRS, (HALF, HALF + 12)]}
 PPO_ARGS = [(t([1, 1]), t([0.0, 0.5]), ONE.expand(1, 2)),
             (t([1, 2, 4, 9]), t([10, 20, 30, 99]), mask_of([3, 4])[:1]),
             (normal(7, 6, 5), normal(8, 6, 5), MASK)]
 VALUES = [(t([v]), t([1.0]), t([r]), ONE) for v, r in
           ((1.1, 2), (1.5, 2), (0.5, 0), (0.5, 2), (1.5, 1.3))]
+MASKS = (ONE,), (mask_of([2, 1]),), (MASK,)
 LENGTH_ROWS = t([30, 10, 20, 40], [7, 5, 6, 8])
 ADVANTAGE_ROWS = [t([0.1, -2.0, 0.5, 1.0]), t([1.0, -1.0, 0.5, -0.25], [0, 0.01, -0.03, 0.02])]
 PROBES = {
-    **{name: probes(*pairs) for name, pairs in LOGP_OF.items()},
+    "kl_k1": probes(*PAIRS), "kl_k2": probes(*PAIRS), "kl_k3": probes(*PAIRS, (HALF, HALF + 12)),
     "group_advantages": [*probes(*((r,) for r in REWARDS)),
                          Probe((normal(5, 3, 6),), {"divide_by_std": False}),
                          Probe((normal(5, 3, 6),), {"eps": 0.5, "ddof": 0})],
@@ -92,8 +94,10 @@ PROBES = {
                                   (t([1.5, 1.5], [0.5, 0.9]), t(1, -2))),
                           *(Probe((t([1.25, 0.75]), t(a)), {"clip_low": 0.2, "clip_high": 0.28})
                             for a in (1.0, -1.0))],
-    "sequence_mean_weights": [*probes((ONE,), (mask_of([2, 1]),), (MASK,), (mask_of([2, 0]),)),
+    "sequence_mean_weights": [*probes(*MASKS, (mask_of([2, 0]),)),
                               Probe((mask_of([2, 1]),), {"num_sequences": 4})],
+    "token_mean_weights": probes(*MASKS),
+    "constant_weights": probes(*MASKS, max_tokens=8),
     "grpo_loss": losses(), "cppo_loss": losses(), "dapo_loss": losses(),
     "cispo_loss": losses(), "sapo_loss": [
         probe for probe in losses() if not {"clip_low", "clip_high"} & probe.options.keys()],
@@ -101,8 +105,8 @@ PROBES = {
     "gspo_loss": losses() + losses(clip_low=0.2, clip_high=0.3),
     "drgrpo_loss": losses(max_tokens=8),
     "token_logprobs": [*probes(*TOKENS), *(Probe(a, {"temperature": 0.5}) for a in TOKENS)],
-    "token_entropies": [Probe((TOKENS[i][0],), o) for o in ({}, {"temperature": 0.5})
-                        for i in (0, 1)],
+    "token_entropies": [Probe((logits,), options) for options in ({}, {"temperature": 0.5})
+                        for logits, _ in TOKENS],
     "keep_count": probes(*((16, rate) for rate in (0.5, 0.75, 0.9375, 0.8, 0.9)), (10, 0.9)),
     "prune": probes(*((a, k) for k in (2, 1, 3) for a in ADVANTAGE_ROWS)),
     "prune_below": probes(*((a, g) for g in (0.5, 1.0) for a in ADVANTAGE_ROWS)),
@@ -134,6 +138,12 @@ EDGES = {name: [(Probe((*FAR_AWAY, torch.tensor(A), ONE), probes[0].options),
                 for A, words in (([1.0], "flat at A > 0"), ([0.0], "0 at A = 0"))]
          for name, probes in PROBES.items() if name.endswith("_loss") and name != "value_loss"}
 EDGES["ppo_loss"] = [(for_each_token(probe), words) for probe, words in EDGES["ppo_loss"]]
+EDGES["kl_k3"] = [(Probe((torch.tensor([[-1e-6]]), torch.zeros(1, 1)), atol=1e-9, gradient=False),
+                   "at a log-ratio of 1e-6 in float32 k3 is rounded to a number that may be "
+                   "negative: take expm1(d) − d, not exp(d) − d − 1")]
+EDGES["token_logprobs"] = [(Probe((torch.tensor([[[0.0, 200.0]]]), torch.tensor([[0]]))),
+                            "a token of the probability e^−200 gets no log-probability of −200: "
+                            "take log_softmax, not the log of softmax")]
 EDGES["token_entropies"] = [(Probe((WITH_MINUS_INFINITY,)), "the entropy or its gradient is NaN "
                              "if a word has −∞: 0 · −∞ must count 0")]
 

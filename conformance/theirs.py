@@ -79,10 +79,8 @@ class Theirs:
 
     def handed(self, args, options):
         """Our call as a call of theirs: what ours requires goes by position, the rest by name."""
-        given = self.form.bind(*args, **options).arguments
-        given |= given.pop("options", {})
         first, rest = [], {}
-        for name, value in given.items():
+        for name, value in arguments(self.form, args, options).items():
             ours = self.form.parameters.get(name)
             required = ours and ours.default is ours.empty and ours.kind in POSITIONAL
             if required and (self.any_number or len(first) < self.places):
@@ -121,9 +119,9 @@ class Theirs:
                 answer = self.function(*first, **rest)
                 said.append((answer[0] if isinstance(answer, tuple) else answer).item())
             except BaseException:
-                said.append(None)
+                said.append(math.nan)
         one, each = said
-        return one is not None and (each is None or not math.isclose(one, each, rel_tol=1e-5))
+        return not math.isnan(one) and not math.isclose(one, each, rel_tol=1e-5)
 
     def swallows(self, first, rest):
         """Whether **kwargs takes anything: it is not handed on to a function that would refuse."""
@@ -144,11 +142,10 @@ class Theirs:
 
     def why_left_out(self):
         """Clauses, one after the other; the arguments are in our function's order."""
-        order, clauses = [*self.form.parameters], []
+        clauses = []
         for why, names in self.left.items():
-            known = [name for name in order if name in names]
-            others = [name for name in names if name not in order]
-            clauses.append(f"{why} {', '.join(known + others)}".strip())
+            order = [*self.form.parameters, *names].index
+            clauses.append(f"{why} {', '.join(sorted(names, key=order))}".strip())
         return "; ".join(clauses)
 
     def in_our_form(self, answer, right):
@@ -169,6 +166,12 @@ class Theirs:
             kind = "None" if answer is None else f"the type {type(answer).__name__}"
             self.breaks(f"it returns {kind}; a torch.Tensor is needed")
         return answer.to(right.dtype)
+
+
+def arguments(form, args, options):
+    """{name: value}, also of what a loss hands on as **options. form: a signature."""
+    given = form.bind(*args, **options).arguments
+    return given | given.pop("options", {})
 
 
 def is_off(parameter, value):

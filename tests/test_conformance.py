@@ -109,6 +109,15 @@ PLANTED = [  # (what is replaced, by what, what must be said)
     (".sum(1) / mask.sum(1).clamp(min=1)", ".mean(1)", "✗ the sum over a completion is divided by"),
     ("old_logp.detach()", "old_logp", "△ a gradient flows into `old_logp`"),
     (".clamp(min=1)", "", "△ an empty completion gives NaN"),
+    ("per_completion.mean()", "per_completion.mean() / 8", "≈ the loss is 0.125 times as large"),
+    ("per_completion.mean()", "(loss * mask).sum() / 1024", "≈ other weights: a sum over all"),
+    # right, with another subgradient in A where A = 0
+    ("ratio * advantages, clipped * advantages",
+     "ratio * advantages, torch.where(advantages >= 0, 1 + clip_low, 1 - clip_low) * advantages",
+     "✓"),
+    ("torch.min(ratio * advantages, clipped * advantages)",
+     "torch.where(advantages > 0, ratio.clamp(max=1 + clip_low), ratio.clamp(min=1 - clip_low))"
+     " * advantages", "✓"),
 ]
 
 
@@ -165,9 +174,18 @@ def test_what_is_said_of_advantages(formula, words):
     ("prune", lambda a, k: prune(a, k, rule="smallest_abs").flip(1),
      "✗ the smallest |A| are kept."),
     ("prune", lambda a, k: 0 * prune(a, k), f"– {compare.UNKNOWN}."),
+    ("kl_k3", lambda p, q: (q - p).exp() - (q - p) - 1, "△ at a log-ratio of 1e-6 in float32"),
+    ("kl_k3", lambda p, q: torch.expm1((q - p).double()) - (q - p), "✓."),
+    ("token_logprobs", lambda x, o: x.float().softmax(-1).gather(-1, o[..., None])[..., 0].log(),
+     "△ a token of the probability e^−200"),
 ])
 def test_what_is_said_of_another_function(name, function, words):
     assert f"{said(name, function)}.".startswith(words)
+
+
+def test_a_slow_search_for_a_reason_finds_none(monkeypatch):
+    monkeypatch.setattr(compare, "SEARCH", 0)
+    assert said("kl_k1", lambda p, q: q - p) == f"– {compare.UNKNOWN}"
 
 
 def test_an_option_that_our_function_only_hands_on_is_named_too():
@@ -351,7 +369,7 @@ def test_the_exit_code(lines, expected, here):
 FROM_THE_END = """
 from family import ppo
 def value_loss(values, old_values, returns, mask, *, clip=0.2):
-    return 3.7 * ppo.value_loss(values, old_values, returns, mask)
+    return ppo.value_loss(values, old_values, returns, mask) + values.mean()
 def random_prefixes(mask, u, *, share=0.0):
     mask, n = mask.bool(), mask.sum(1, keepdim=True)
     shortest = (share * n).ceil().clamp(min=1)

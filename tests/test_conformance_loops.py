@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import nano
-from conformance import loops
+from conformance import compare, loops
 from conformance.loops import END, PADDING
 
 BETA = 0.04
@@ -172,8 +172,8 @@ PACKED = ("pad([*policy(pad(tokens)) / T])",
           "pad([*(policy(torch.cat(tokens)[None])[0] / T).split([*map(len, tokens)])])")
 
 
-def made(*changes, beta=BETA):
-    pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
+def made(*changes, beta=BETA, side="right"):
+    pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True, padding_side=side)
     space = {"torch": torch, "pad": pad, "BETA": beta}
     exec(changed(PLAIN, changes), space)
     return space["step"]
@@ -185,13 +185,17 @@ def made(*changes, beta=BETA):
     ("≈ no division by the std, as in Dr. GRPO; a sum over tokens, divided by a constant, as in "
      "Dr. GRPO; the updates are 6, 6 times", [(STD, ""), (MEAN, ".sum(1)).mean()")]),
     # 72 times as large: the clip acts on the second update
-    ("◐ 8 not asked: the kit knows no choice", [(STD, ""), (MEAN, ".sum())")]),
+    ("– the kit finds no choice", [(STD, ""), (MEAN, ".sum())")]),
     ("≈ the std of the whole batch, as in Lite PPO; a mean over all tokens, as in DAPO",
-     [(STD, " / r.std()"), (MEAN, ".sum() / mask.sum())")]),
+     [(STD, " / (r.std() + 1e-4)"), (MEAN, ".sum() / mask.sum())")]),
+    ("△ if all rewards are equal, the weights become NaN", [(STD, " / r.std(1, keepdim=True)")]),
     ("≈ the updates are 0.1, 0.2 times", [("(rate * loss)", "((update + 1) / 10 * loss)")]),
     ("◐ 3 not asked: its micro-batches show no difference; it prunes nothing", [PACKED]),
-    ("◐ 8 not asked: the kit knows no choice and no mistake",
+    ("– the kit finds no choice and no mistake",
      [(STD, " * torch.tensor([[0.5], [1.0], [2.0]])")]),
+    # divided by the length of prompt and completion; the advantages of other rows
+    ("– the kit finds no", [(MEAN, ".sum(1) / (mask.sum(1) + start[:, 0])).mean()")]),
+    ("– the kit finds no", [("A = A.flatten()", "A = A.flatten().roll(1)")]),
     ("✗ mean and std of the whole batch", [POOLED]),
     ("✗ the old log-probabilities are those of the updated policy", [UPDATED]),
     ("✗ sampled at one temperature, scored at 1 [5]; the last token, the EOS, is not trained on "
@@ -201,6 +205,17 @@ def test_a_choice_is_no_mistake_and_three_mistakes_are_named_if_one_is_the_tempe
     words, changes
 ):
     assert said(made(*changes)).startswith(words)
+
+
+def test_a_loop_that_pads_on_the_left_is_asked_about_padding():
+    start = "torch.tensor([[logits.shape[1] + 1 - len(text)] for text in completions])"
+    step = made(("torch.tensor([[len(prompt)] for prompt in rows])", start), side="left")
+    assert "3 not asked: its micro-batches show no difference; it prunes nothing" in said(step)
+
+
+def test_the_search_for_a_reason_is_given_up(monkeypatch):
+    monkeypatch.setattr(compare, "SEARCH", 0)
+    assert said(made(UPDATED)).startswith("– the kit finds no choice and no mistake")
 
 
 @pytest.mark.parametrize("words, kl", [
@@ -223,10 +238,13 @@ ALL = "range(len(A))"
     ("≈ the completions with the most reward per token",
      BY.format("-r.flatten()[i] / len(completions[i])")),
     ("≈ the kept completions change from run to run", BY.format("torch.rand(())")),
-    ("◐ 2 not asked: its micro-batches show no difference; the kit does not know by "
-     "which rule", BY.format("(i * 7) % 5")),
+    ("– the kit does not know by which rule 2, 2 and 2 completions", BY.format("(i * 7) % 5")),
+    ("– the kit does not know by which rule 0, 2 and 2 completions",
+     BY.replace("range(3)", "(1, 2)").format("-A[i]")),
+    ("– the kit does not know by which rule 4, 0 and 4 completions", "[0, 1, 2, 3, 8, 9, 10, 11]"),
     ("✗ the smallest |A| are kept", BY.format("abs(A[i])")),
     ("✗ the first completions are kept", BY.format("i")),
+    ("✗ the first completions are kept", "range(8)"),
     ("✗ the largest A are kept", BY.format("-A[i]")),
 ])
 def test_the_choice_of_the_kept_completions_is_judged_by_all_rewards(words, kept):
