@@ -196,6 +196,7 @@ def test_scores_may_be_whole_numbers(rule, dtype):
     assert torch.equal(rule(scores.to(dtype), 2), rule(scores.float(), 2))
 
 
+@pytest.mark.ours
 def test_so_may_lengths_and_the_rewards_of_tokens():
     lengths = torch.tensor([16, 17, 20, 25], dtype=torch.uint8)
     assert overlong_penalty(lengths, max_length=20, cache=4).tolist() == [0, -0.25, -1, -1]
@@ -206,6 +207,7 @@ def test_so_may_lengths_and_the_rewards_of_tokens():
     assert counted[0].tolist() == pytest.approx([2, 0, -2 / 3, 1])
 
 
+@pytest.mark.ours
 def test_nothing_to_count_is_not_0_divided_by_0():
     """A batch without tokens, a completion without one, a chance of 0."""
     empty = torch.zeros(2, 3)
