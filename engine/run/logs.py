@@ -99,9 +99,8 @@ def describe_step(algorithm, rule, questions):
 def announce(config, run, notes):
     """Print what is trained, the notes, and what the next step does."""
     model = run.networks.model
-    parameters = sum(p.numel() for p in model.parameters())
     progress.note(f"{run.algorithm.name.upper()} on {Path(config.data.dataset).stem}: "
-                  f"{model.config.model_type}, {parameters:,} parameters. "
+                  f"{model.config.model_type}, {model.num_parameters():,} parameters. "
                   f"Folder: {config.run.output_dir}")
     for note in dict.fromkeys(notes):
         progress.note(f"note: {note}")
