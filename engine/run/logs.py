@@ -189,12 +189,10 @@ def report(summary, config):
     print(f"look      {folder}/curves.png")
     other = "cppo" if summary["algorithm"] == "grpo" else "grpo"
     print("compare   the same command with --algorithm", other)
-    command = f"python eval.py --model {folder}"
     benchmark = config.data.eval_dataset or config.data.dataset
-    if benchmark != "toy":
-        command += f" --benchmark {benchmark}"
+    words = ["python", "eval.py", "--model", folder, "--benchmark", benchmark]
     if config.data.columns and benchmark not in TASKS:
-        command += f" --columns {shlex.join(config.data.columns)}"
+        words += ["--columns", *config.data.columns]
     if config.sampling.sampler not in ("ours", "vllm"):
-        command += f" --sampler {config.sampling.sampler}"
-    print(f"evaluate  {command}")
+        words += ["--sampler", config.sampling.sampler]
+    print("evaluate ", shlex.join(words))

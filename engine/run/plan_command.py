@@ -12,10 +12,6 @@ from engine.run.config import Config
 from engine.run.plan import GB, USABLE, plan
 
 TOKENS = 1024  # of the smaller micro-batches
-NO_GPU = "this machine has no GPU. The plan is for GPUs, of 80 GB if --plan names no size."
-TOO_SMALL = (
-    "--vllm_share of a device does not hold the sampler's weights and the cache of one completion: "
-    "raise it, or use a smaller model.")
 
 
 def print_plan(options, notes):
@@ -35,12 +31,14 @@ def print_plan(options, notes):
         note(row(name, moments))
     note(row("peak", p.peaks))
     if not torch.cuda.is_available():
-        note(f"note: {NO_GPU}")
+        note("note: this machine has no GPU. The plan is for GPUs, of 80 GB if --plan names no "
+             "size.")
     for sentence in notes:
         note(f"note: {sentence}")
     room = f"a device has {USABLE * p.device / GB:.1f} GB for the peak."
     if not p.sampler_starts:
-        room = TOO_SMALL
+        room = ("--vllm_share of a device does not hold the sampler's weights and the cache of one "
+                "completion: raise it, or use a smaller model.")
     note(f"\nIt {verdict(p)}: {room}")
 
     note("\nGB at the peak  generation      update   with one change")
