@@ -35,8 +35,10 @@ AXES = {  # what may stand on the x axis: (metric of a step that is added up, la
     "completions": ("completions", "completions generated"),
     "seconds": ("seconds/total", "seconds of training"),
 }
-SHADES = {"generate": "#c3cad2", "score": "#848e9a", "logprobs": "#dfe3e8", "update": "#9db6d6"}
-PHASES = SHADES | {"other": "#f0f2f4"}  # of a step
+PHASES = {  # of a step, and their shades
+    "generate": "#c3cad2", "score": "#848e9a", "logprobs": "#dfe3e8", "update": "#9db6d6",
+    "other": "#f0f2f4",
+}
 # CPPO: the less it prunes, the paler
 PALER = {"P=0.5": "#a3bcd9", "P=0.75": "#6c93c0", "P=0.875": CPPO, "P=0.9375": "#0e2c53"}
 # how the names of CPPO's rows begin
@@ -187,7 +189,7 @@ def methods(rows, output, titles, left=None):
 
 def bars(axis, rows, title=""):
     """The seconds of training of each row by phase, and its speed-up."""
-    totals = [sum(row["phases"][phase] for phase in SHADES) for row in rows]
+    totals = [sum(row["phases"][phase] for phase in metrics.WORDS) for row in rows]
     longest = max(totals)
     for y, row in enumerate(rows):
         start = 0.0
