@@ -11,7 +11,7 @@ from engine.run.command_line import given
 from engine.run.config import Config
 from engine.run.plan import GB, USABLE, plan
 
-TOKENS = 1024  # of the smaller micro-batches
+TOKENS = 1024  # of the smaller micro-batches, at most
 
 
 def print_plan(options, notes):

@@ -41,6 +41,6 @@ def show(rollout, algorithm, tokenizer):
 
     samples = []
     for i, text in enumerate(rollout.texts):
-        question = rollout.questions[i // completions]
-        samples.append({**question, "prompt": prompt, "completions": [{"completion": text}]})
+        asked = rollout.questions[i // completions]
+        samples.append({**asked, "prompt": prompt, "completions": [{"completion": text}]})
     return metrics, samples
