@@ -18,11 +18,10 @@ class Critic(torch.nn.Module):
     def __init__(self, backbone, dtype=torch.float32, shares_prompts=True):
         super().__init__()
         self.backbone, self.dtype, self.shares_prompts = backbone, dtype, shares_prompts
-        self.head = torch.nn.Linear(
-            backbone.config.get_text_config().hidden_size, 1, device=backbone.device
-        )
-        torch.nn.init.zeros_(self.head.weight)
-        torch.nn.init.zeros_(self.head.bias)
+        width = backbone.config.get_text_config().hidden_size
+        self.head = torch.nn.Linear(width, 1, device=backbone.device)
+        for p in self.head.parameters():
+            torch.nn.init.zeros_(p)
 
     def forward(self, batch):
         """(N, T) float32: V(s_t), predicted before token t, for the completions of a Batch. It is 0

@@ -4,7 +4,6 @@ reference."""
 import warnings
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
@@ -98,13 +97,14 @@ def build(config, algorithm, source, device, folder=None):
     """
     devices, sampling, seed = config.devices, config.sampling, config.run.seed
     compares = config.run.stop_kl or algorithm.beta  # with a reference
+    ours = uses_ours(sampling.sampler)
+    how = {"device": device, "dtype": devices.dtype, "temperature": sampling.temperature}
     if devices.shard == "full":
-        networks = sharded_networks(
-            source, device, devices.dtype, sampling, algorithm, compares, folder)
+        networks = sharded_networks(source, folder, how, algorithm, compares, ours)
     else:
         networks = whole_networks(
-            source, device, devices, sampling, algorithm, compares, seed, folder)
-    if not uses_ours(sampling.sampler):
+            source, folder, how, algorithm, compares, ours, devices.lora, seed)
+    if not ours:
         networks.sampler = make_sampler(
             sampling.sampler, folder or source, networks.tokenizer, networks.policy.dtype, sampling,
             stop_ids=stop_tokens(networks.model, networks.tokenizer),
@@ -118,25 +118,26 @@ def build(config, algorithm, source, device, folder=None):
     return networks
 
 
-def whole_networks(source, device, devices, sampling, algorithm, compares, seed, folder):
-    """Networks without an optimizer. Each device holds them whole."""
-    load = partial(
-        load_policy, device=device, dtype=devices.dtype, temperature=sampling.temperature)
+def whole_networks(source, folder, how, algorithm, compares, ours, lora, seed):
+    """Networks without an optimizer. Each device holds them whole.
+
+    how: arguments of `load_policy`. compares: with a reference. ours: with our sampler.
+    """
     first = None
-    if compares and folder and not devices.lora:
+    if compares and folder and not lora:
         # the reference of a resumed run is the model that the run started from. It is read before
         # the policy is in memory, because reading takes more memory than keeping
-        first, _ = load(source, frozen=True)
-    start = source if devices.lora else folder or source
-    policy, tokenizer = load(start, frozen=devices.lora)
+        first, _ = load_policy(source, frozen=True, **how)
+    start = source if lora else folder or source
+    policy, tokenizer = load_policy(start, frozen=lora, **how)
     networks = Networks(policy, tokenizer)
-    if devices.lora:
-        add_adapter(policy.model, devices.lora, seed, folder)
-    if compares and devices.lora:
+    if lora:
+        add_adapter(policy.model, lora, seed, folder)
+    if compares and lora:
         networks.reference = replace(policy, at_start=True)
     elif compares:
         networks.reference = first or frozen(policy)
-    if uses_ours(sampling.sampler):
+    if ours:
         networks.sampler = our_sampler(policy, tokenizer)
     if algorithm.critic:
         networks.critic = first_critic(policy)
@@ -169,24 +170,22 @@ def first_critic(policy):
     return Critic(deepcopy(policy.model.base_model), policy.dtype, policy.shares_prompts)
 
 
-def sharded_networks(source, device, dtype, sampling, algorithm, compares, folder):
+def sharded_networks(source, folder, how, algorithm, compares, ours):
     """Networks of `--shard full`, without an optimizer: each device holds a part of each network,
-    and a whole copy to sample from.
+    and a whole copy to sample from. The arguments are those of `whole_networks`.
 
     The first rank reads a model into the host's memory and sends each device its part, one tensor
     at a time.
     """
-    load = partial(
-        read_on_first_rank, device=device, dtype=dtype, temperature=sampling.temperature)
-    whole, policy, tokenizer = load(folder or source)
-    computed = policy.dtype
+    whole, policy, tokenizer = read_on_first_rank(folder or source, how)
+    device, computed = how["device"], policy.dtype
     policy.model = shards.hand_out(whole, device, torch.float32, computed)
     policy.logprobs = shards.with_whole_weights(policy.model, policy.logprobs)
     networks = Networks(policy, tokenizer)
     if algorithm.critic:
         critic = whole and Critic(whole.base_model, computed, policy.shares_prompts)
         networks.critic = shards.hand_out(critic, device, torch.float32, computed, exact=["head"])
-    if uses_ours(sampling.sampler):
+    if ours:
         empty = shards.without_weights(whole, computed)
         copy = with_parameters(empty, lambda p: torch.empty_like(p, device=device)).to(device)
         networks.sampler = Sampler(copy, tokenizer, copy=True)
@@ -194,7 +193,7 @@ def sharded_networks(source, device, dtype, sampling, algorithm, compares, folde
     if compares:
         if folder:
             del whole  # before the next model is read, so that the host never holds two
-            whole, *_ = load(source)
+            whole, *_ = read_on_first_rank(source, how)
         model = shards.hand_out(whole, device, computed, computed).requires_grad_(False)
         # no backward pass would free the weights outside the layers
         model.set_reshard_after_forward(True)
@@ -204,12 +203,12 @@ def sharded_networks(source, device, dtype, sampling, algorithm, compares, folde
     return networks
 
 
-def read_on_first_rank(name, **options):
+def read_on_first_rank(name, how):
     """(whole model, Policy without its model, tokenizer). The model is in the memory of the first
-    rank's host; the other ranks get None in its place. options: as for `load_policy`."""
+    rank's host; the other ranks get None in its place. how: arguments of `load_policy`."""
     model = policy = tokenizer = None
     if ranks.rank() == 0:
-        policy, tokenizer = load_policy(name, place="cpu", **options)
+        policy, tokenizer = load_policy(name, place="cpu", **how)
         model, policy.model = policy.model, None
     policy, tokenizer = ranks.from_first((policy, tokenizer))
     policy.sharded = True

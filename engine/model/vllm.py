@@ -130,12 +130,12 @@ class VLLM:
             tokens.append(torch.tensor(output.token_ids))
             logp.append(torch.tensor([at[token].logprob for token, at in steps]))
             truncated.append(output.finish_reason == "length")
-        lengths = torch.tensor([len(row) for row in tokens], device=self.device)
-        truncated = torch.tensor(truncated, device=self.device)
-        tokens = pad_sequence(tokens, batch_first=True, padding_value=self.pad_id).to(self.device)
-        logp = pad_sequence(logp, batch_first=True).to(self.device)
+        lengths = torch.tensor([*map(len, tokens)])
+        tokens = pad_sequence(tokens, batch_first=True, padding_value=self.pad_id)
+        logp = pad_sequence(logp, batch_first=True)
         mask = completion_mask(tokens, lengths)
-        return Completions(tokens, lengths, truncated, logp, mask, sampling.stop)
+        found = (tokens, lengths, torch.tensor(truncated), logp, mask)
+        return Completions(*(x.to(self.device) for x in found), sampling.stop)
 
 
 def pack_heads(model):

@@ -69,13 +69,8 @@ def check_algorithm(o):
 
 
 def notes_on_options(o):
-    """Sentences about LoRA and the temperature. o: as for `check_options`."""
-    notes = [
-        (o.lora and o.lr == task_of(o.dataset).lr,
-         f"--lora: the learning rate is {o.lr:g}, that of all weights. Adapters usually need about "
-         f"ten times as much: --lr {10 * o.lr:g}."),
-        (o.temperature != 1,
-         "--temperature is not 1: completions are sampled from a policy that is not the model's "
-         "own. Log-probabilities follow the temperature."),
-    ]
-    return [note for surprises, note in notes if surprises]
+    """Sentences about the learning rate of adapters. o: as for `check_options`."""
+    if o.lora and o.lr == task_of(o.dataset).lr:
+        return [f"--lora: the learning rate is {o.lr:g}, that of all weights. Adapters usually "
+                f"need about ten times as much: --lr {10 * o.lr:g}."]
+    return []

@@ -200,10 +200,10 @@ def words_of(recipe):
         raise UserError(f"the recipe {recipe} gives {name} more than once: keep one of its lines.")
     words = []
     for name, value in values.items():
+        if isinstance(value, dict):
+            value = json.dumps(value)
         if isinstance(value, list):
             words += [f"--{name}", *map(str, value)]
-        elif isinstance(value, dict):
-            words.append(f"--{name}={json.dumps(value)}")
         elif value is not None:
             words.append(f"--{name}={value}")
     return words

@@ -54,18 +54,17 @@ class Hooks(NamedTuple):
         """{own/NAME: number} of a Step, the mean over the questions of all devices."""
         if not self.metrics:
             return {}
-        count = len(step.rollout.questions)
         numbers = {}
-        if count:  # else there is nothing to measure
+        questions = step.rollout.questions
+        if questions:  # else there is nothing to measure
             returned = self.call(
                 "metrics", "{name: number}",
                 lambda found, step: len([*map(float, found.values())]) == len(found), step)
             numbers = {name: float(value) for name, value in returned.items()}
-        sums, counts = {}, {}
-        for count_of_device, name, number in ranks.gather([(count, *x) for x in numbers.items()]):
-            sums[name] = sums.get(name, 0.0) + count_of_device * number
-            counts[name] = counts.get(name, 0) + count_of_device
-        return {f"own/{name}": sums[name] / counts[name] for name in sums}
+        of_each = {}
+        for name, number in ranks.gather([*numbers.items()] * len(questions)):
+            of_each.setdefault(f"own/{name}", []).append(number)
+        return {name: sum(values) / len(values) for name, values in of_each.items()}
 
 
 def load_hooks(path):

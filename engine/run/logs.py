@@ -109,9 +109,8 @@ def describe_step(algorithm, rule, questions):
 def announce(config, run, notes):
     """Print what is trained, the notes, and what the next step does."""
     model = run.networks.model
-    parameters = sum(p.numel() for p in model.parameters())
     progress.note(f"{run.algorithm.name.upper()} on {Path(config.data.dataset).stem}: "
-                  f"{model.config.model_type}, {parameters:,} parameters. "
+                  f"{model.config.model_type}, {model.num_parameters():,} parameters. "
                   f"Folder: {config.run.output_dir}")
     for note in dict.fromkeys(notes):
         progress.note(f"note: {note}")
@@ -206,12 +205,10 @@ def report(summary, config):
     print(f"look      {folder}/curves.png")
     other = "cppo" if summary["algorithm"] == "grpo" else "grpo"
     print("compare   the same command with --algorithm", other)
-    command = f"python eval.py --model {folder}"
     benchmark = config.data.eval_dataset or config.data.dataset
-    if benchmark != "toy":
-        command += f" --benchmark {benchmark}"
+    words = ["python", "eval.py", "--model", folder, "--benchmark", benchmark]
     if config.data.columns and benchmark not in TASKS:
-        command += f" --columns {shlex.join(config.data.columns)}"
+        words += ["--columns", *config.data.columns]
     if config.sampling.sampler not in ("ours", "vllm"):
-        command += f" --sampler {config.sampling.sampler}"
-    print(f"evaluate  {command}")
+        words += ["--sampler", config.sampling.sampler]
+    print("evaluate ", shlex.join(words))

@@ -50,9 +50,10 @@ def summarize(rollout, advantages, rows):
     """
     completions, questions = len(rollout.texts), len(rollout.questions)
     judged = ~rollout.rewards[0].isnan()  # (Q, G): does the first reward apply?
+    asked = judged.any(1)
     right = rollout.rewards[0] > 0
     answers = [read(rollout.reward_names[0], text) for text in rollout.texts]
-    unread = torch.tensor([answer is None for answer in answers]).view_as(judged) & judged
+    unread = torch.tensor([answer is None for answer in answers]).view_as(judged)
     trained = rollout.mask if rollout.prefix_weights is None else rollout.prefix_weights
     sums = {
         "questions": questions,
@@ -66,25 +67,24 @@ def summarize(rollout, advantages, rows):
     means = {  # of each: its sum, and over how many
         "length": (rollout.lengths.sum(), completions),
         "entropy": (-rollout.logp.nansum(), known),
-        "accuracy": (right.sum(), judged.sum()),
+        "accuracy": share(right, judged),
         "reward": (rollout.total.sum(), completions),
         "reward_failures": (rollout.failures, completions),
         "truncated": (rollout.truncated.sum(), completions),
-        "unreadable": (unread.sum(), judged.sum()),
+        "unreadable": share(unread, judged),
         "group_gap": (group_gap(rollout), completions),
         "calls": (calls(rollout.mask).sum(), completions),
         # the advantages of a group add up to 0: if they are equal, each is 0 (PPO: here they are
         # the scores)
         "no_signal": ((~has_signal(advantages)).sum(), questions),
-        "all_right": ((right | ~judged).all(1)[judged.any(1)].sum(), judged.any(1).sum()),
-        "all_wrong": ((~right).all(1)[judged.any(1)].sum(), judged.any(1).sum()),
+        "all_right": share((right | ~judged).all(1), asked),
+        "all_wrong": share((~right).all(1), asked),
     }
     for name, values in zip(rollout.reward_names, rollout.rewards):
         applies = ~values.isnan()
-        asked = applies.any(1)
         equal = ~has_signal(values.nan_to_num())
-        means[f"reward/{name}"] = (values.nansum(), applies.sum())
-        means[f"no_signal/{name}"] = (equal[asked].sum(), asked.sum())
+        means[f"reward/{name}"] = share(values, applies)
+        means[f"no_signal/{name}"] = share(equal, applies.any(1))
     for name, (total, count) in means.items():
         sums[name], sums[f"{name}, count"] = total, count
 
@@ -95,6 +95,12 @@ def summarize(rollout, advantages, rows):
         count = sums[f"{name}, count"]
         metrics[name] = sums[name] / count if count else math.nan
     return metrics
+
+
+def share(values, where):
+    """(the sum of the values at these places, how many these are). where: bool, of the same
+    shape."""
+    return values[where].sum(), where.sum()
 
 
 def group_gap(rollout):
@@ -145,15 +151,16 @@ def first_group(step, tokenizer):
     rewards = rollout.total[0].tolist()
     advantages = step.advantages[0].tolist()
     for i, advantage in enumerate(advantages):
-        completions.append({
+        row = {
             "completion": rollout.texts[i],
             "reward": rewards[i],
             "advantage": advantage,
             "kept": i in kept,
-        })
+        }
         results = results_of_tool(rollout.tokens[i], rollout.mask[i], tokenizer)
         if results:
-            completions[i]["written_by_tool"] = results
+            row["written_by_tool"] = results
+        completions.append(row)
     return {
         "question": question["question"],
         "answer": question["answer"],

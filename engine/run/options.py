@@ -101,7 +101,8 @@ ROW_FIELDS = ALGORITHM_OPTIONS & {f.name for f in fields(Row)}
 class SamplingOptions(Sampling):
     _argument_group_name = "sampling"
 
-    temperature: float = option(1.0, "sampling temperature", limits="(0, ∞)")
+    temperature: float = option(
+        1.0, "sampling temperature; log-probabilities follow it", limits="(0, ∞)")
     max_new_tokens: int | None = option(
         None, "longest completion in tokens; else the data set's (1024 for most)",
         limits="[1, ∞)")

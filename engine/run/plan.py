@@ -26,7 +26,6 @@ long as allowed. A layer is that of a dense decoder with RMSNorm, a gated MLP an
 
 import math
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import torch
 
@@ -78,13 +77,18 @@ def plan(options, devices=None):
 
     Raises UserError if the model cannot be planned.
     """
-    if options.micro_batch_tokens is None:
+    tokens = options.micro_batch_tokens
+    if tokens is None:
         tokens = GPU.micro_batch_tokens
-        while tokens > SMALLEST and not plan_with(options, devices, tokens).fits:
+        while tokens > SMALLEST and not plan_with(tokens, options, devices).fits:
             tokens //= 2
         if options.shard == "full":
             tokens //= 2
-        return plan_with(options, devices, tokens)
+    return plan_with(tokens, options, devices)
+
+
+def plan_with(micro_batch_tokens, options, devices):
+    """The Plan with micro-batches of so many tokens."""
     algorithm = algorithm_of(options)
     model = skeleton(options.model)
     shape = model.config.get_text_config()
@@ -115,7 +119,7 @@ def plan(options, devices=None):
 
     most = minibatch_tokens(algorithm, devices, prompt, completion)
     # a completion that is longer than a micro-batch gets a micro-batch of its own
-    tokens = min(max(options.micro_batch_tokens, row), most)
+    tokens = min(max(micro_batch_tokens, row), most)
     activations = tokens * token_memory(shape, compute, options)
     items["activations"] = (0, activations)
     if tokens == most and not algorithm.critic:  # a single backward pass
@@ -125,14 +129,8 @@ def plan(options, devices=None):
     # for a chunk of completion tokens, in float32: logits, logits / temperature, log-softmax
     chunk = min(GPU.chunk_elements, tokens * completion // row * shape.vocab_size)
     items["logits"] = (0, 12 * chunk)
-    return Plan(devices, device, trained, questions, at_once, sampler_starts,
-                options.micro_batch_tokens, items)
-
-
-def plan_with(options, devices, tokens):
-    """The Plan with another --micro_batch_tokens."""
-    changed = SimpleNamespace(**vars(options) | {"micro_batch_tokens": tokens})
-    return plan(changed, devices)
+    return Plan(
+        devices, device, trained, questions, at_once, sampler_starts, micro_batch_tokens, items)
 
 
 def choose_micro_batch_tokens(options, device):

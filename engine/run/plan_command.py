@@ -11,11 +11,7 @@ from engine.run.command_line import given
 from engine.run.config import Config
 from engine.run.plan import GB, USABLE, plan
 
-TOKENS = 1024  # of the smaller micro-batches
-NO_GPU = "this machine has no GPU. The plan is for GPUs, of 80 GB if --plan names no size."
-TOO_SMALL = (
-    "--vllm_share of a device does not hold the sampler's weights and the cache of one completion: "
-    "raise it, or use a smaller model.")
+TOKENS = 1024  # of the smaller micro-batches, at most
 
 
 def print_plan(options, notes):
@@ -35,20 +31,21 @@ def print_plan(options, notes):
         note(row(name, moments))
     note(row("peak", p.peaks))
     if not torch.cuda.is_available():
-        note(f"note: {NO_GPU}")
+        note("note: this machine has no GPU. The plan is for GPUs, of 80 GB if --plan names no "
+             "size.")
     for sentence in notes:
         note(f"note: {sentence}")
     room = f"a device has {USABLE * p.device / GB:.1f} GB for the peak."
     if not p.sampler_starts:
-        room = TOO_SMALL
+        room = ("--vllm_share of a device does not hold the sampler's weights and the cache of one "
+                "completion: raise it, or use a smaller model.")
     note(f"\nIt {verdict(p)}: {room}")
 
     note("\nGB at the peak  generation      update   with one change")
-    for words, devices in levers(options, p):
-        changes = given(Config, words.split())
-        changed = plan(SimpleNamespace(**vars(options) | changes), devices)
-        if devices > p.devices:
-            words += f" on {devices} devices"
+    for words in levers(options, p):
+        option, on, _ = words.partition(" on 2 devices")
+        changes = given(Config, option.split())
+        changed = plan(SimpleNamespace(**vars(options) | changes), 2 if on else None)
         note(f"{row(verdict(changed), changed.peaks)}   {words}")
     return 0 if p.fits else 3
 
@@ -64,20 +61,20 @@ def verdict(p):
 
 
 def levers(o, p):
-    """Yields (what to type, on how many devices): each change that saves memory, alone.
+    """Yields what to type: each change that saves memory, alone.
 
     Left out is what the run already has or does not take. o: its options. p: its Plan.
     """
-    devices, tokens = p.devices, p.micro_batch_tokens
-    smaller = TOKENS if tokens > TOKENS else tokens // 2
+    smaller = min(TOKENS, p.micro_batch_tokens // 2)
     if smaller:
-        yield f"--micro_batch_tokens {smaller}", devices
+        yield f"--micro_batch_tokens {smaller}"
     if not o.gradient_checkpointing:
-        yield "--gradient_checkpointing", devices
-    # with adapters the reference takes no memory, and --stop_kl needs it, too
-    if o.beta and not o.lora and not o.stop_kl:
-        yield "--beta 0", devices
-    if not o.lora and o.shard == "none":
+        yield "--gradient_checkpointing"
+    if o.lora:
+        return  # the reference takes no memory, and shards take no adapters
+    if o.beta and not o.stop_kl:  # which needs the reference, too
+        yield "--beta 0"
+    if o.shard == "none":
         if o.sampler != "vllm" and not ALGORITHMS[o.algorithm].critic:
-            yield "--lora 16", devices
-        yield "--shard full", max(2, devices)
+            yield "--lora 16"
+        yield "--shard full" if p.devices > 1 else "--shard full on 2 devices"

@@ -10,8 +10,8 @@ def show(rollout, algorithm, tokenizer):
     """Print the first prompt, its completions with their rewards and what was read as the answer,
     and the mean of each reward.
 
-    Returns (the metrics, the questions with their completions), for the doctor; on the other ranks
-    the latter are [].
+    Returns (the metrics, each completion with its question), for the doctor; on the other ranks the
+    latter are [].
     """
     advantages = algorithm.advantages(rollout)
     rows, advantages = algorithm.keep_completions(rollout, advantages)
@@ -24,25 +24,23 @@ def show(rollout, algorithm, tokenizer):
     print("The first prompt, as the model sees it:")
     print(prompt)
     print(f"(here the model goes on; right: {gold!r:.60})\n")
+    names = rollout.reward_names
     questions, completions = rollout.lengths.shape
-    for i in range(completions):
-        for name, values in zip(rollout.reward_names, rollout.rewards):
-            print(f"{name} {values[0, i]:g}", end="  ")
-        text = rollout.texts[i]
-        answer = read(rollout.reward_names[0], text)
-        print(f"read: {answer!r:.60}  {text!r:.400}")
+    for text, values in zip(rollout.texts, rollout.rewards[:, 0].T):
+        for name, value in zip(names, values):
+            print(f"{name} {value:g}", end="  ")
+        print(f"read: {read(names[0], text)!r:.60}  {text!r:.400}")
 
     print(f"\n{progress.count(questions, 'question')} × {completions} completions: "
           f"{metrics['length']:.0f} tokens long, {metrics['truncated']:.0%} cut off, "
           f"{metrics['unreadable']:.0%} without an answer; "
           f"{rollout.failures} calls of a reward failed.")
-    for name, weight, values in zip(rollout.reward_names, rollout.reward_weights, rollout.rewards):
+    for name, weight, values in zip(names, rollout.reward_weights, rollout.rewards):
         print(f"{name}, weight {weight:g}: mean {metrics[f'reward/{name}']:.3f}, "
               f"from {values.min():g} to {values.max():g}")
 
     samples = []
-    for i, question in enumerate(rollout.questions):
-        texts = rollout.texts[i * completions : (i + 1) * completions]
-        completed = [{"completion": text} for text in texts]
-        samples.append({**question, "prompt": prompt, "completions": completed})
+    for i, text in enumerate(rollout.texts):
+        asked = rollout.questions[i // completions]
+        samples.append({**asked, "prompt": prompt, "completions": [{"completion": text}]})
     return metrics, samples

@@ -27,7 +27,7 @@ from engine.base import files
 from engine.base.errors import UserError
 from engine.run import metrics
 from engine.run.command_line import run_program
-from engine.run.curves import CPPO, DPI, FAILS, GRPO, PANELS, SHADES, smooth
+from engine.run.curves import CPPO, DPI, FAILS, GRPO, PANELS, smooth
 from engine.run.folder import NOT_COMPARED, options_of
 
 AXES = {  # what may stand on the x axis: (metric of a step that is added up, label)
@@ -35,7 +35,10 @@ AXES = {  # what may stand on the x axis: (metric of a step that is added up, la
     "completions": ("completions", "completions generated"),
     "seconds": ("seconds/total", "seconds of training"),
 }
-PHASES = SHADES | {"other": "#f0f2f4"}  # of a step, and their shades
+PHASES = {  # of a step, and their shades
+    "generate": "#c3cad2", "score": "#848e9a", "logprobs": "#dfe3e8", "update": "#9db6d6",
+    "other": "#f0f2f4",
+}
 # CPPO: the less it prunes, the paler
 PALER = {"P=0.5": "#a3bcd9", "P=0.75": "#6c93c0", "P=0.875": CPPO, "P=0.9375": "#0e2c53"}
 # how the names of CPPO's rows begin
@@ -186,7 +189,7 @@ def methods(rows, output, titles, left=None):
 
 def bars(axis, rows, title=""):
     """The seconds of training of each row by phase, and its speed-up."""
-    totals = [sum(row["phases"][phase] for phase in SHADES) for row in rows]
+    totals = [sum(row["phases"][phase] for phase in metrics.WORDS) for row in rows]
     longest = max(totals)
     for y, row in enumerate(rows):
         start = 0.0

@@ -137,8 +137,7 @@ def test_a_long_message_is_cut_between_two_words():
 
 
 @pytest.mark.parametrize("words, options", [
-    ("--lora 4", ["--lora"]), ("--temperature 0.5", ["--temperature"]),
-    ("--plan", []), ("--lora 4 --lr 1e-5", []), ("--algorithm gfpo", []),
+    ("--lora 4", ["--lora"]), ("--lora 4 --lr 1e-5", []), ("--algorithm gfpo", []),
 ])  # fmt: skip
 def test_an_option_that_surprises_is_noted_and_no_other(words, options):
     config, _ = config_of(given(Config, words.split()))

@@ -5,23 +5,16 @@ import errno
 import fcntl
 import json
 import os
-import re
 import shutil
 import socket
 from contextlib import chdir
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
-from engine.base import files
 from engine.base.errors import UserError
 from engine.model.folders import checkpoints
-from engine.model.loading import load_model
-from engine.run.begin import note_on_learning_rate
 from engine.run.config import open_run
 from engine.run.folder import alone, make_folder
 from tasks import toy
@@ -164,27 +157,3 @@ def test_a_run_of_the_toy_goes_on_in_another_copy_of_the_project(tmp_path, monke
     copy_base(tmp_path / "other")
     with pytest.raises(UserError, match=f"another model .tasks/toy_base, not {tmp_path}/other"):
         go_on(tmp_path, "--steps 3")
-
-
-def test_transformers_loads_the_model_that_a_run_names_at_its_end(words, capsys):
-    go_on(RUN, "--steps 2")
-    [path] = re.findall("^model +(.*)$", capsys.readouterr().out, re.MULTILINE)
-    model = AutoModelForCausalLM.from_pretrained(path)
-    trained, _ = load_model(str(RUN), torch.device("cpu"))
-    torch.testing.assert_close(model.state_dict(), trained.state_dict(), rtol=0, atol=0)
-    assert AutoTokenizer.from_pretrained(path).encode("1+2=?")
-
-
-@pytest.mark.parametrize("following, progress, note", [
-    (7.1e-5, 0.5, ["the learning rate rises from 3.6e-06 to 7.1e-05, because it is lowest at the"]),
-    (3.5e-6, 0.5, []), (7.1e-5, 0.05, []),  # it warms up
-])
-def test_a_longer_run_says_that_its_learning_rate_rises(following, progress, note, tmp_path):
-    rows = [{"step": 19, "lr": 1e-4}, {"step": 20, "lr": 3.6e-6}, {"step": 21, "lr": 1.0}]
-    files.write(tmp_path / "metrics.jsonl", files.as_lines(rows))
-    options = SimpleNamespace(output_dir=tmp_path, lr=1e-4, warmup=0.1)
-    run = SimpleNamespace(
-        config=SimpleNamespace(run=options, update=options), state=SimpleNamespace(step=20),
-        learning_rate=lambda peak: following, progress=progress)
-    found = note_on_learning_rate(run)
-    assert [sentence[:72] for sentence in found] == [sentence[:72] for sentence in note]

@@ -38,33 +38,25 @@ def test_logp_is_that_of_a_pass_without_a_cache(kind, habits, monkeypatch):
     torch.testing.assert_close(logp, drawn.logp, rtol=1e-3, atol=1e-4)
 
 
-def filled(rows=6, length=4, room=11):
-    cache = DynamicCache()
-    x = torch.randn(2, rows, 2, length, 5)
-    cache.update(*x, 0)
-    place = Place(torch.tensor([length]), length)
-    cache.layers[0] = RoomyLayer(cache.layers[0], room, place)
-    return cache, place, x
-
-
-def append(cache, place, new):
-    """The keys and values that are seen after one more token."""
+def assert_seen(cache, place, expected):
+    """After the last token of these keys and values has been written, all of them are seen."""
     place.width += 1
-    seen = cache.update(*new, 0)
+    seen = cache.update(*expected[:, :, :, -1:], 0)
     place.column += 1
-    return seen
+    assert torch.equal(torch.stack(seen), expected)
 
 
 @pytest.mark.parametrize("kept", [[0, 2, 5], [3, 4, 5], [5], [0, 1, 2, 3, 4, 5]])
 def test_tokens_are_appended_in_place_to_the_rows_that_stay(kept):
-    cache, place, expected = filled()
-    layer = cache.layers[0]
+    """Six rows of four tokens, with room for seven more."""
+    cache, place = DynamicCache(), Place(torch.tensor([4]), 4)
+    expected = torch.randn(2, 6, 2, 4, 5)
+    cache.update(*expected, 0)
+    layer = cache.layers[0] = RoomyLayer(cache.layers[0], 11, place)
     addresses = [layer.all_keys.data_ptr(), layer.all_values.data_ptr()]
     for _ in range(2):
-        new = torch.randn(2, 6, 2, 1, 5)
-        expected = torch.cat([expected, new], 3)
-        for seen, x in zip(append(cache, place, new), expected):
-            assert torch.equal(seen, x)
+        expected = torch.cat([expected, torch.randn(2, 6, 2, 1, 5)], 3)
+        assert_seen(cache, place, expected)
     rows = SimpleNamespace(cache=cache, tokens=torch.zeros(1), mask=None)
     for name in ("number", "position", "newest", "ended"):
         setattr(rows, name, torch.arange(6))
@@ -72,7 +64,6 @@ def test_tokens_are_appended_in_place_to_the_rows_that_stay(kept):
     order = rows.number
     assert sorted(order.tolist()) == kept and torch.equal(rows.ended, order)
     new = torch.randn(2, len(kept), 2, 1, 5)
-    for seen, x in zip(append(cache, place, new), torch.cat([expected[:, order], new], 3)):
-        assert torch.equal(seen, x)
+    assert_seen(cache, place, torch.cat([expected[:, order], new], 3))
     assert [layer.keys.data_ptr(), layer.values.data_ptr()] == addresses
     assert cache.get_seq_length() == 7

@@ -222,10 +222,11 @@ def test_a_gpu_without_bfloat16_is_planned_in_float32(in_hardware, size, monkeyp
     assert device_of(0.0, "auto") == (80 * GB, 2)
 
 
-def test_what_the_tokens_need_ends_at_the_completions_there_are():
-    def activations(tokens, **given):
-        return planned(micro_batch_tokens=tokens, **given).items["activations"][1]
+def activations(tokens, **given):
+    return planned(micro_batch_tokens=tokens, **given).items["activations"][1]
 
+
+def test_what_the_tokens_need_ends_at_the_completions_there_are():
     one = activations(1536)
     assert activations(1) == one  # a micro-batch holds at least one
     assert activations(3072) == 2 * one
@@ -243,17 +244,15 @@ def test_what_the_tokens_need_ends_at_the_completions_there_are():
 
 def test_a_device_has_whole_questions_of_a_mini_batch_or_all_of_it(monkeypatch):
     """Mini-batches are cut in the order of the questions of all devices."""
-    def activations(devices, questions):
+    def of_gspo(devices, questions):
         monkeypatch.setattr(ranks, "world_size", lambda: devices)
-        p = planned(
-            algorithm="gspo", pruning_rate=0.0, questions_per_step=questions,
-            micro_batch_tokens=10**9)
-        return p.items["activations"][1]
+        return activations(
+            10**9, algorithm="gspo", pruning_rate=0.0, questions_per_step=questions)
 
     # four mini-batches of two questions: each holds half of one question, which is on one device
-    assert activations(2, 1) == pytest.approx(activations(1, 1) * 2)
+    assert of_gspo(2, 1) == pytest.approx(of_gspo(1, 1) * 2)
     # two questions of 16 on one device; one of two devices' four on each
-    assert activations(1, 8) == activations(2, 8)
+    assert of_gspo(1, 8) == of_gspo(2, 8)
 
 
 def test_the_gradients_of_a_single_backward_pass_come_while_its_activations_go():

@@ -77,7 +77,7 @@ SAFE = ["--micro_batch_tokens 1024", "--gradient_checkpointing"]
 SHARDS = "--shard full on 2 devices"
 LEVERS = [  # processes, options, what may be changed
     (1, "", [*SAFE, "--beta 0", "--lora 16", SHARDS]),
-    (3, "", [*SAFE, "--beta 0", "--lora 16", "--shard full"]),
+    (2, "", [*SAFE, "--beta 0", "--lora 16", "--shard full"]),
     (2, "--shard full", ["--micro_batch_tokens 512", SAFE[1], "--beta 0"]),
     (1, "--lora 8", SAFE),
     (1, "--algorithm ppo", [*SAFE, "--beta 0", SHARDS]),

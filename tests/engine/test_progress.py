@@ -99,7 +99,8 @@ def test_a_run_leaves_a_table_and_what_to_do_next(small, tmp_path, monkeypatch, 
     assert [line.split()[0] for line in lines] == ["1", "2", "3–4", "5"]
     third, fourth = (row["length"] for row in metrics_of(folder)[2:4])
     assert f"{(third + fourth) / 2:.1f}  " in lines[2] and max(map(len, lines)) <= 100
-    for phrase in ("On 4 test questions: greedy accuracy ", f"look      {folder}/curves.png",
+    for phrase in ("On 4 test questions: greedy accuracy ",
+                   f"model     {folder}/checkpoint-000005", f"look      {folder}/curves.png",
                    "compare   the same command with --algorithm grpo",
                    f"evaluate  python eval.py --model {folder}"):
         assert phrase in out

@@ -32,6 +32,15 @@ def habits(request, monkeypatch):
     return graphs_on_a_cpu(monkeypatch)
 
 
+@pytest.fixture
+def passes(loaded):
+    """How many rows the model reads in each forward pass."""
+    rows = []
+    loaded[0].get_input_embeddings().register_forward_hook(
+        lambda module, args, out: rows.append(len(out)))
+    return rows
+
+
 PROMPTS = ["1+2+3+4+5=?", "9-8=?", "7+8-3=?"]  # of different lengths
 
 
@@ -75,9 +84,7 @@ def test_rows_that_have_ended_leave_when_the_device_is_asked(loaded, monkeypatch
     assert drawn.lengths.max() <= len(rows) < drawn.lengths.max() + every
 
 
-def test_the_last_token_costs_no_forward_pass(loaded):
-    passes = []
-    loaded[0].get_input_embeddings().register_forward_hook(lambda *of_pass: passes.append(of_pass))
+def test_the_last_token_costs_no_forward_pass(loaded, passes):
     run(loaded, max_new_tokens=1)
     assert len(passes) == 1  # of the prompts
 
@@ -104,11 +111,8 @@ def test_the_host_waits_for_less_than_one_answer_a_token(loaded, prompts, option
 
 @pytest.mark.parametrize("habits", ["gpu"], indirect=True)
 def test_a_gpu_records_a_step_for_each_width_and_whenever_half_of_the_rows_have_left(
-    loaded, habits, monkeypatch
+    loaded, habits, passes
 ):
-    passes = []
-    loaded[0].get_input_embeddings().register_forward_hook(
-        lambda module, args, out: passes.append(len(out)))
     _, drawn = run(loaded, group=16, max_new_tokens=40)
     prompts, first, *recorded = passes
     assert (prompts, first) == (3, 48)  # the first step prepares, and is not recorded
@@ -244,10 +248,8 @@ def test_a_completion_ends_with_the_token_that_completes_a_text_of_stop(loaded):
         assert drawn.texts(tokenizer)[i] == min((text.split(s)[0] for s in stop), key=len)
 
 
-def test_rows_that_a_text_ends_leave_the_batch(loaded):
+def test_rows_that_a_text_ends_leave_the_batch(loaded, passes):
     loaded[0].generation_config.eos_token_id = loaded[1].eos_token_id = None
-    passes = []
-    loaded[0].get_input_embeddings().register_forward_hook(lambda *of_pass: passes.append(of_pass))
     run(loaded, max_new_tokens=60, stop=[*"0123456789=;<-+"])
     assert len(passes) <= 17  # the first look is at 16 tokens
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+from engine.base import files
+from engine.run.begin import note_on_learning_rate
 from engine.run.config import config_of
 from engine.run.hooks import Hooks
 from engine.run.state import Run, State
@@ -37,3 +39,15 @@ def test_stop_kl_compares_the_mean_of_four_steps(a_run, kls, expected):
     assert not a_run.went_too_far  # nobody asked
     a_run.config.run.stop_kl = 0.5
     assert a_run.went_too_far is expected
+
+
+@pytest.mark.parametrize("last, position, rises", [
+    (3.6e-6, 20, True), (1.0, 20, False), (3.6e-6, 2, False),  # it warms up
+])
+def test_a_longer_run_says_that_its_learning_rate_rises(a_run, tmp_path, last, position, rises):
+    a_run.state.position = position
+    a_run.config.run.output_dir = tmp_path
+    files.append(tmp_path / "metrics.jsonl", {"step": 1, "lr": last}, {"step": 2, "lr": 1.0})
+    following = a_run.learning_rate(a_run.config.update.lr)
+    note = f"the learning rate rises from 3.6e-06 to {following:.2g}, because it is lowest at the"
+    assert [sentence[: len(note)] for sentence in note_on_learning_rate(a_run)] == [note] * rises

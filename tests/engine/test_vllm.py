@@ -57,34 +57,51 @@ def test_what_vllm_cannot_sample_is_refused(options, word, monkeypatch):
         VLLM.check(config(**options))
 
 
-def test_each_completion_draws_by_its_seed_its_place_and_its_number(small, monkeypatch):
-    """A stand-in for vLLM notes what it is asked. So any number of ranks samples the same."""
-    asked = []
-    seeds = {}
-    llm = MagicMock()
+@pytest.fixture
+def fake(monkeypatch):
+    """A vLLM that draws the tokens 5 and 6. Returns (its class, a list: of each completion that was
+    asked for last, the prompt and how to sample)."""
+    llm, asked = MagicMock(), []
+    logprobs = [{token: SimpleNamespace(logprob=-0.5)} for token in (5, 6)]
+    drawn = SimpleNamespace(token_ids=[5, 6], logprobs=logprobs, finish_reason="stop")
 
     def generate(requests, options, use_tqdm):
-        asked[:] = zip([r["prompt_token_ids"] for r in requests], [o.seed for o in options])
-        drawn = SimpleNamespace(
-            token_ids=[5, 1], logprobs=[{n: SimpleNamespace(logprob=-0.5)} for n in (5, 1)],
-            finish_reason="stop",
-        )
+        asked[:] = zip([request["prompt_token_ids"] for request in requests], options)
         return [SimpleNamespace(outputs=[drawn]) for _ in requests]
 
     llm.return_value.generate = generate
     monkeypatch.setitem(
         sys.modules, "vllm", SimpleNamespace(LLM=llm, SamplingParams=SimpleNamespace))
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    return llm, asked
+
+
+def test_each_completion_draws_by_its_seed_its_place_and_its_number(small, fake):
+    """Whichever ranks ask, and however many prompts a rank has: what a completion draws stays the
+    same."""
+    (llm, asked), seeds = fake, {}
     engine = vllm_of(small, make_tokenizer(), vllm_share=0.15)
     assert llm.call_args.kwargs["gpu_memory_utilization"] == 0.15
     for prompts, places in [([[3], [4], [5]], None), ([[3], [5]], [0, 2]), ([[4]], [1])]:
         drawn = engine.sample(prompts, 2, Sampling(20), 7, places)
-        assert drawn.tokens.tolist() == [[5, 1]] * 2 * len(prompts) and not drawn.truncated.any()
+        assert drawn.tokens.tolist() == [[5, 6]] * 2 * len(prompts) and not drawn.truncated.any()
         assert (drawn.logp == -0.5).all() and (drawn.lengths == 2).all() and drawn.mask.all()
-        for i, ([prompt], seed) in enumerate(asked):
-            assert seeds.setdefault((prompt, i % 2), seed) == seed
+        for i, ([prompt], how) in enumerate(asked):
+            assert seeds.setdefault((prompt, i % 2), how.seed) == how.seed
     assert len({*seeds.values()}) == 6
     assert engine.sample([], 2, Sampling(20), 7).tokens.shape == (0, 1)
+
+
+def test_texts_of_stop_end_a_completion(small, fake):
+    """vLLM needs a tokenizer for them. Its token ids include the token that completes one."""
+    (llm, asked), tokenizer = fake, make_tokenizer()
+    engine = vllm_of(small, tokenizer, stop=["4"])
+    assert llm.call_args.kwargs["skip_tokenizer_init"] is False
+    text = tokenizer.decode([5, 6])
+    [found] = engine.sample([[3]], 1, Sampling(20, stop=[text[-1]]), 7).texts(tokenizer)
+    [(_, how)] = asked
+    assert found == text[:-1] and how.stop == [text[-1]]
+    assert how.detokenize and how.include_stop_str_in_output
 
 
 # the engine
@@ -124,26 +141,6 @@ def world(tmp_path_factory):
     engine = vllm_of(folder, tokenizer)
     yield SimpleNamespace(engine=engine, model=model, tokenizer=tokenizer, folder=str(folder))
     ranks.stop()
-
-
-def test_texts_of_stop_end_a_completion(small, monkeypatch):
-    """vLLM needs a tokenizer for them. Its token ids include the token that completes one."""
-    asked, llm = [], MagicMock()
-    drawn = SimpleNamespace(
-        token_ids=[5, 6], logprobs=[{n: SimpleNamespace(logprob=-0.5)} for n in (5, 6)],
-        finish_reason="stop")
-    llm.return_value.generate = lambda requests, options, use_tqdm: asked.extend(options) or [
-        SimpleNamespace(outputs=[drawn])]
-    monkeypatch.setitem(
-        sys.modules, "vllm", SimpleNamespace(LLM=llm, SamplingParams=SimpleNamespace))
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    tokenizer = make_tokenizer()
-    engine = vllm_of(small, tokenizer, stop=["4"])
-    assert llm.call_args.kwargs["skip_tokenizer_init"] is False
-    text = tokenizer.decode([5, 6])
-    [found] = engine.sample([[3]], 1, Sampling(20, stop=[text[-1]]), 7).texts(tokenizer)
-    assert found == text[:-1] and asked[-1].stop == [text[-1]]
-    assert asked[-1].detokenize and asked[-1].include_stop_str_in_output
 
 
 def run(world, prompts=PROMPTS, group=4, temperature=1.0):
