@@ -11,9 +11,8 @@ docs/rewards.md and tests/concepts/verdicts.jsonl. Plain Python: copy this folde
 """
 
 from answers.read import after_thoughts, extract_answer, extract_code, gold_answer
-from answers.units import changing_words, unit_of
+from answers.units import NUMBER_WORDS
 from answers.value import (
-    NUMBER_WORDS,
     PARTS,
     SUPERSCRIPTS,
     TYPED,

@@ -9,22 +9,23 @@ BOX = re.compile(
     r"\\f?box(?:ed)?\s*(?:(?P<braces>\{)|(?P<bare>(?:[-+.]?\d|-?\\[a-zA-Z]|[A-HJ-Z](?![A-Za-z]))"
     r"(?:(?!\\[)\]])[^\s$])*))"
 )
-BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-# a line that is one of several answers, or holds its box: "- 3", "2. 3", "x = 3", "3", "or"
+BRACE = re.compile(r"(?s)\\.|[{}]")
+# how a line begins that is one of several answers
 ITEM = re.compile(
-    r"\s*(?:[-*•–|]\s|\W{0,2}[0-9a-z]{1,2}(?:[.)]\s|[）、])|[①-⑳]|\W*[a-z]\w? *=|[-+$]*[\d.,/]+[$\s]*$|(?:and|or)\b)",
-    re.IGNORECASE)
-PART = re.compile(r"\n\W*(?:part|question|problem|case|task|exercise)\b", re.IGNORECASE)
+    r"(?i)\s*(?:[-*•–|]\s|\W{0,2}[0-9a-z]{1,2}(?:[.)]\s|[）、])|[①-⑳]"  # - 3, 2. 3, (b) 3
+    r"|\W{0,4}[a-z]\w? *=|[-+$]*[\d.,/]+[$\s]*$|(?:and|or)\b)")  # x = 3, 3, or
+PART = re.compile(r"(?i)\n\W{0,4}(?:part|question|problem|case|task|exercise)\b")
 TAKES_BACK = re.compile(
-    r"\b(?:no|not|wait|but|rather|actually|wrong|incorrect|false|mistaken?|instead|sorry)\b|n't"
-    r"|[不错]", re.IGNORECASE)
-CONCLUDES = re.compile(r"\b(?:final|finally|total|sum|overall|conclusion)\b", re.IGNORECASE)
-FOLLOWS = re.compile(r"\b(?:so|then|thus|hence|therefore|answer|step)\b", re.IGNORECASE)
+    r"(?i)\b(?:no|not|wait|but|rather|actually|wrong|incorrect|false|mistaken?|instead|sorry)\b|n't"
+    r"|[不错]")
+CONCLUDES = re.compile(r"(?i)\b(?:final|finally|total|sum|overall|conclusion)\b")
+FOLLOWS = re.compile(r"(?i)\b(?:so|then|thus|hence|therefore|answer|step)\b")
 # between two boxes: LaTeX's spaces and brackets, "y =", "(b)", "Part 2:"
 BETWEEN = re.compile(
-    r"\\(?:[()\[\],;:! ]|q?quad\b|text\b)|[${}*|]|[(（]?\b\w{1,2}[.)）、]|[①-⑳]|(?:\b\w+ ?){1,3}[:：=]")
+    r"\\(?:[()\[\],;:! ]|q?quad\b|text\b)|[${}*|]|[(（]?\b\w{1,2}[.)）、]|[①-⑳]"
+    r"|(?:\b\w+ ?){1,3}[:：=]")
 JOINED = re.compile(
-    r"[\s.;]*|(?=[^,;、和或&/]*(?:[,;、和或&/]|\b(?:and|or)\b))(?:[^\W\d_]|[\s,;、&/])*", re.IGNORECASE)
+    r"(?i)[\s.;]*|(?=[^,;、和或&/]*(?:[,;、和或&/]|\b(?:and|or)\b))(?:[^\W\d_]|[\s,;、&/])*")
 
 
 def boxed(text):
@@ -38,10 +39,7 @@ def boxed(text):
         sign = "-" if ends_in_minus(text[max(0, box.start() - 200) : box.start()]) else ""
         answers.insert(0, sign + content if content else "")
         after = box.start()
-    if not answers:
-        return None
-    same = len(set(answers)) == 1
-    return answers[0] if same else ", ".join(answers)
+    return ", ".join(dict.fromkeys(answers)) if answers else None
 
 
 def _content(text, box, limit):

@@ -44,13 +44,12 @@ THOUGHT = (
     r"[\w:|-]{0,20}")
 # Magistral has [THINK], Kimi ◁think▷, and gpt-oss channels
 BEGINS = re.compile(
-    rf"<{THOUGHT}>|\[think\]|◁think▷|<\|channel\|?>(?:analysis|commentary|thought)", re.IGNORECASE)
+    rf"(?i)<{THOUGHT}>|\[think\]|◁think▷|<\|channel\|?>(?:analysis|commentary|thought)")
 ENDS = re.compile(
-    rf"<(?:\|?/|\|(?=end|inner_suffix)){THOUGHT}>|\[/think\]|◁/think▷"
-    r"|<\|channel\|>final<\|message\|>|<channel\|>", re.IGNORECASE)
+    rf"(?i)<(?:\|?/|\|(?=end|inner_suffix)){THOUGHT}>|\[/think\]|◁/think▷"
+    r"|<\|channel\|>final<\|message\|>|<channel\|>")
 # Qwen's templates have <tool_response>
-TOOL = re.compile(r"<(result|tool_response)>.*?</\1>", re.DOTALL)
-GLM_BOX = re.compile(r"<\|begin_of_box\|>(.*?)<\|end_of_box\|>", re.DOTALL)
+TOOL = re.compile(r"(?s)<(result|tool_response)>(?:(?!<\1>).)*?</\1>")
 
 
 def after_thoughts(text):
@@ -59,7 +58,8 @@ def after_thoughts(text):
     text = ENDS.split(text)[-1]
     if BEGINS.search(text):
         return ""
-    return GLM_BOX.sub(r"\\boxed{\1}", TOOL.sub(" ", text))
+    text = text.replace("<|begin_of_box|>", "\\boxed{").replace("<|end_of_box|>", "}")  # GLM's
+    return TOOL.sub(" ", text)
 
 
 # --- the forms of an answer ---
@@ -81,13 +81,11 @@ def _after_hashes(text):
 
 
 PHRASE = re.compile(
-    r"(?:(?<!wrong )\banswer(?: choice| to (?:the|this) (?:question|problem))?"
+    r"(?i)(?:(?<!wrong )(?<!incorrect )\banswer(?: choice| to (?:the|this) (?:question|problem))?"
     r"|\b(?:correct|right|best) (?:option|choice))[*_\s]*(?:is\b|[:：=])(?:[*_ \t]*[*_:：])*"
-    r"|(?:(?<!错误)答案\s*[是为选:：]|[故应]选)[*_:：]*"
+    r"|(?:(?:(?<!错误)答案|正确选项)\s*[是为选:：]|(?:[故应]|所以|因此)选)[*_:：]*"
     # 答：小明一共有18个苹果
-    r"|答[:：](?:[^\d\n。不没非负少亏约近至超]*[有是为共要得剩了需到](?=\d))?",
-    re.IGNORECASE,
-)
+    r"|答[:：](?:[^\d\n。不没非负少亏约近至超]{0,40}[有是为共要得剩了需到](?=\d))?")
 # the end of a sentence: after "Mr" or "Dr" there is none
 SENTENCE = re.compile(
     r"(?<!\b[A-Z][a-z])(?<!\b[A-Z][a-z][a-z])\.[*_]*\s+(?=[A-Z])|[。；]|．(?!\d)"
@@ -112,7 +110,4 @@ def _first_sentence(line):
     if re.search(r"\d", rest) or TAKES_BACK.search(rest):
         sentence = line
     # "- 3" begins a line with a bullet; after "Answer: " it is a number
-    sentence = re.sub(r"^[-*•–]\s", "", sentence).strip(" \t*_")
-    if sentence.endswith(".") and not sentence.endswith(".."):
-        sentence = sentence[:-1]
-    return sentence.strip(" \t*_")
+    return re.sub(r"^[-*•–]\s|(?<!\.)\.[\s*_]*$", "", sentence).strip(" \t*_")

@@ -4,64 +4,56 @@ import re
 
 NAMES = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
-    " sixteen seventeen eighteen nineteen").split()
-TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-NUMBER_WORDS = {name: str(number) for number, name in enumerate(NAMES)}
-NUMBER_WORDS |= {name: f"{number}0" for number, name in enumerate(TENS, 2)}
+    " sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety")
+NUMBER_WORDS = dict(zip(NAMES.split(), [*range(20), *range(20, 100, 10)]))
 
 # --- words that change the number beside them ---
 
 CHANGES = (
-    # multiples and parts
-    "hundred thousand thou million billion trillion mil mille bil mln bln lakh lac crore grand millones milliard"
-    " dozen score gross pair couple time fold basis half halve third fifth tenth hundredth"
-    # calculations, signs and sides
-    " squared cubed root factorial mod modulo remainder minus negative plus below under beneath"
-    " above (?<!left.)over debt deficit and or.so or nor than theta alpha beta gamma lambda omega"
-    # not quite
+    "hundred thousand thou million billion trillion mil mille bil mln bln lakh lac crore grand"
+    " millones milliard dozen score gross pair couple time fold basis"
+    " half halve third fifth tenth hundredth squared cubed root factorial mod modulo remainder"
+    " minus negative plus below under beneath above (?<!left.)over debt deficit and or nor than"
     " not? never none at.least at.most most more less fewer about approx approximately roughly"
-    " nearly almost odd thereabout max min(?:imum) maximum guess estimated? maybe perhaps possibly"
-    " probably wrong incorrect false untrue mistake error"
-).split()
+    " nearly almost odd or.so thereabout max min(?:imum) maximum guess estimated? maybe perhaps"
+    " possibly probably wrong incorrect false untrue mistake error"
+    " theta alpha beta gamma lambda omega "
+)
 # 3 fourths, a fourth of 3; but 5 fourth graders are 5
 PART = (
     r"(?:four|six|seven|eigh|nin|eleven|twelf|\w{3,5}teen|\w{3,5}tie|thousand|[mb]illion)th"
     r"(?:s|(?=\W*(?:of\b|\Z)))")
 CHANGING = re.compile(
-    rf"(?<![\\a-z])(?:(?:{'|'.join([*CHANGES, *NAMES, *TENS])})s?|{PART})(?![a-z])")
+    rf"(?<![a-z])(?:(?:{(CHANGES + NAMES).replace(' ', '|')})s?|{PART})(?![a-z])")
 
 
-def changing_words(text):
-    """The words in a text that change the number beside them."""
-    return CHANGING.findall(text.lower())
+def changes_number(words):
+    """Does one of the words change the number beside it, as in "18 million" and "18 or so"?"""
+    return CHANGING.search(words.lower()) is not None
 
 
 # --- units ---
 
 UNITS = (  # in one spelling
     "millimeter=mm centimeter=cm meter=m metre=m kilometer=km inch=in inche=in foot=ft feet=ft"
-    " yard=yd mile=mi gram=g kilogram=kg pound=lb lbs=lb ounce=oz second=s sec=s minute=min hour=h"
-    " hr=h hrs=h liter=l milliliter=ml am=am pm=pm"
+    " yard=yd mile=mi gram=g kilogram=kg pound=lb ounce=oz second=s sec=s minute=min hour=h hr=h"
+    " liter=l milliliter=ml square=² sq=² cubic=³"
 )
 UNITS = dict(pair.split("=") for pair in UNITS.split())
 # words that end a unit as a plural does
 KNOWN = (
-    "percent percentage pct degree radian degc degf celsius mph kph rpm hz kwh gb mb usd eur gbp rmb cny"
-    " yuan yen people children men women fish sheep deer mice geese teeth bacteria clock"
+    "mm cm m km in inch ft foot feet yd mi g kg lb lbs oz s sec min h hr hrs l ml am pm mph kph rpm"
+    " hz kwh gb mb degc degf celsius degree radian rad percent percentage pct"
+    " usd eur gbp rmb cny yuan yen people children men women fish sheep deer mice geese teeth clock"
     " cup day egg box bag can jar pie bar car pen dog cat cow pet toy hat man boy row ton lap gal"
-    " year.old old long tall high wide deep left over total altogether remaining each apiece"
-).split()
-PLURAL = r"[a-z]{2,}[a-hj-rtv-z]s|" + "|".join([*UNITS, *UNITS.values(), *KNOWN])
-
-
-def _noun_phrase(noun):
-    """"square feet", "miles/hour", "blue marbles in the bag": a noun, and what belongs to it."""
-    return re.compile(
-        rf"(?:(?:[a-z]{{3,}} |sq |cu |fl |o ){{0,3}}(?:{noun})[²³]?)?(?:/[a-z ]+[²³]?)?"
-        rf"(?: ?\b(?:an?|of|each|every|in|for|at|on|from)(?: [a-z]{{2,}})+)?")
-
-
-UNIT, UNIT_OF_ONE = _noun_phrase(PLURAL), _noun_phrase(rf"{PLURAL}|[a-z]{{4,}}")
+    " old long tall high wide deep left over total altogether remaining each apiece"
+).replace(" ", "|")
+# "square feet", "miles/hour", "blue marbles in the bag": a plural, and what belongs to it
+UNIT = re.compile(
+    rf"(?:(?:[a-z]{{3,}} |sq |cu |fl |o ){{0,3}}?(?:(?:[a-z]{{2,}}[a-hj-rtv-z]s|{KNOWN})"
+    r"|(?P<singular>[a-z]{4,}))[²³]?)?(?:/[a-z ]+[²³]?)?"
+    r"(?: ?\b(?:an?|of|each|every|in|for|at|on|from)(?: [a-z]{2,})+)?")
+UNKNOWN_LETTER = re.compile(r"(?<![A-Za-z])(?:[A-KM-Z]|MM)(?![A-Za-z])")  # 18 M
 # Chinese: a measure word and perhaps what is counted, 18个苹果. 18成, 18倍, 18多, 18以上 are others
 CHANGES_HAN = (
     "一二三四五六七八九十百千万亿半多余几以上下左右内外前后倍成折之不无没非错约近至整来许负零亏欠和或起出强弱方")
@@ -76,24 +68,20 @@ HAN_UNIT = re.compile(rf"{MEASURED}(?:[/每]{MEASURED})?")
 
 def unit_of(words, of_one=False):
     """The unit that these words after a number are, in one spelling: "km/h" for " kilometers per
-    hour"; "" without words. None if they are none, or change the number.
+    hour", "²m" for "square meters", "" without words. None if they are no unit, or change the
+    number.
 
-    of_one: whether the number is at most 1; then its unit is no plural.
+    of_one: whether the number is at most 1; then its unit may be a singular.
     """
     words = words.replace(".", "")
-    if re.search(r"(?<![A-Za-z])(?:[A-KM-Z]|MM)(?![A-Za-z])", words):
-        return None  # 18 M
-    words = re.sub(r"\s*(?:/|\bper\b)\s*", "/", " ".join(words.lower().split()))
-    if HAN_UNIT.fullmatch(words.replace(" ", "")):
-        return words.replace(" ", "")
-    form = UNIT_OF_ONE if of_one else UNIT
-    if not form.fullmatch(words) or changing_words(words):
+    if UNKNOWN_LETTER.search(words):
         return None
-    unit = ""
-    for word in re.findall(r"[a-z]+|[²³/]", words):
-        singular = word.removesuffix("s") if len(word) > 3 else word
-        unit += UNITS.get(word) or UNITS.get(singular, singular)
-    for power, sign in (("square", "²"), ("sq", "²"), ("cubic", "³")):
-        if unit.startswith(power):
-            unit = unit.removeprefix(power) + sign
-    return unit
+    words = re.sub(r"\s*(?:/|\bper\b)\s*", "/", " ".join(words.lower().split()))
+    unit = UNIT.fullmatch(words)
+    if unit is None or unit["singular"] and not of_one or changes_number(words):
+        words = words.replace(" ", "")
+        return words if HAN_UNIT.fullmatch(words) else None
+    # without the plural's "s", and with a power in front
+    words = re.sub(
+        r"([a-z]+?)s?([²³]?)(?![a-z])", lambda word: word[2] + UNITS.get(word[1], word[1]), words)
+    return words.replace(" ", "")

@@ -4,15 +4,18 @@ import re
 import unicodedata
 from fractions import Fraction
 
-from answers.units import HAN, NUMBER_WORDS, changing_words, unit_of
+from answers.units import HAN, NUMBER_WORDS, changes_number, unit_of
 
 # --- the sign of a number or a box ---
 
-MINUS = tuple("-‐‑‒–−－")
-# a minus after one of these is a subtraction or a hyphen: a number ("7", "7x") on the same line,
-# or a letter without a space in between
+MINUS = "-‐‑‒–−－"
+# between the minus and the number: currency, opening brackets, bold type, LaTeX's spaces
+SIGN = re.compile(rf"[{MINUS}](\s)?[ \t\n$€£¥₹(\[{{*\\,;:!]*\Z")
+# a minus after one of these is a subtraction, a hyphen or a dash: a number ("7", "7x") on the same
+# line, a letter without a space in between, a dash
 SUBTRACTS = re.compile(
-    r"(?:[0-9][A-Za-z]?[ \t$*)\]}%°\\]*|[A-Za-z][$*)\]}%°\\]*)\Z")
+    rf"(?:[0-9][A-Za-z]?[ \t$*)\]}}%°\\]*|[A-Za-z][$*)\]}}%°\\]*|[{MINUS}—])\Z")
+OPENS = re.compile(r"(?:\A|[=(\[{]|<answer>)[\s*]*\Z|\$\Z")
 
 
 def ends_in_minus(before):
@@ -21,18 +24,13 @@ def ends_in_minus(before):
     A list bullet, a dash and a subtraction are no minus sign. A minus with white space after it is
     a sign only after "=", after an opening bracket, or at the beginning of the text.
     """
-    # these may follow the minus: currency, opening brackets, bold type, LaTeX's spaces
-    left = before.rstrip(" \t\n$€£¥₹([{*\\,;:!")
-    if not left.endswith(MINUS):
+    sign = SIGN.search(before)
+    if sign is None:
         return False
-    gap, left = before[len(left) :], left[:-1]
-    if SUBTRACTS.search(left) or left.endswith((*MINUS, "—")):
+    left = before[: sign.start()]
+    if SUBTRACTS.search(left):
         return False
-    opened = left.rstrip(" \t\n*")
-    return (
-        not gap[:1].isspace() or not opened or left.endswith("$")
-        or opened.endswith(("=", "(", "[", "{", "<answer>"))
-    )
+    return sign[1] is None or OPENS.search(left) is not None
 
 
 # --- numbers ---
@@ -60,7 +58,7 @@ def number_and_unit(text):
     name, _, stated = text.rpartition("=" if "=" in text else ":")
     stated = stated.lstrip()
     number = NUMBER.match(stated)
-    if number is None or not NAME.fullmatch(name) or changing_words(name):
+    if number is None or not NAME.fullmatch(name) or changes_number(name):
         return None
     value = _value(*number.groups(""))
     if value is None:
@@ -71,10 +69,14 @@ def number_and_unit(text):
 
 def same_quantity(given, gold):
     """Do both texts state the same number, and the same unit if both name one?"""
-    given, gold = number_and_unit(given), number_and_unit(gold)
+    return _same(number_and_unit(given), number_and_unit(gold))
+
+
+def _same(given, gold):
+    """Pairs like (18, "m²"): are they equal, although one may leave out the second?"""
     if given is None or gold is None or given[0] != gold[0]:
         return False
-    return "" in (given[1], gold[1]) or given[1] == gold[1]
+    return given[1] == gold[1] or "" in (given[1], gold[1])
 
 
 def same_number(given, gold, tolerance=0):
@@ -118,11 +120,11 @@ def _value(sign, digits, above, below, exponent):
 
 # what keyboards for Chinese and Japanese type (１８ （ ＝ 。 、), and the many kinds of minus
 TYPED = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
-TYPED |= str.maketrans(dict.fromkeys((*MINUS, "—"), "-") | {"。": ".", "、": ",", "\u3000": " "})
+TYPED |= str.maketrans(MINUS + "—。、\u3000", "--------., ")
 # ½ is " 1/2": then 1½ is "1 1/2"
-PARTS = {}
-for part in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞":
-    PARTS[ord(part)] = " " + unicodedata.normalize("NFKC", part).replace("⁄", "/")
+PARTS = {
+    ord(part): " " + unicodedata.normalize("NFKC", part).replace("⁄", "/")
+    for part in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 FRACTION = re.compile(
@@ -147,7 +149,8 @@ def _plain(text):
     text = FRACTION.sub(r" \1\2/\3\4 ", text)
     text = MIXED.sub(r"\1&", text)
     text = TEN_TO_THE.sub(lambda ten: "×10^" + (ten[1] or ten[2].translate(SUPERSCRIPTS)), text)
-    text = SAID_TWICE.sub(lambda m: m[1] if NUMBER_WORDS.get(m[2].lower()) == m[1] else m[0], text)
+    text = SAID_TWICE.sub(
+        lambda m: m[1] if str(NUMBER_WORDS.get(m[2].lower())) == m[1] else m[0], text)
     text = POWER_OF_UNIT.sub(lambda power: "²³"[power[2] == "3"] + power[1], text)
     text = CELSIUS.sub(r" deg\1 ", text)
     return DRESS.sub(" ", text).rstrip(" .,;")
@@ -155,21 +158,20 @@ def _plain(text):
 
 # --- options ---
 
-# after any opening brackets: a letter alone, "B. 12" or "(B) 12", but not "(A) + 12"
+# after any opening brackets: a letter alone, "B. 12" or "(B) 12", but not "(A) + 12"; no other
+# option after it
 OPTION = re.compile(
-    r"(?:\\(?:text|textbf|mathrm|mathbf|mbox)\{)?\(?([A-J])[\s})*$]*"
-    r"(?:$|[.:](.*)|(?<=[)}*])(?:[\s~]|\\[ ,;:]|\\q?quad)+(?![\s~\\+*/=^_<>-])(.*))", re.DOTALL)
+    r"(?:\\(?:text|textbf|mathrm|mathbf|mbox)\{)?\(?([A-J])"
+    r"(?!.*(?:\b[A-J][.)]|(?:,|/|\bor|\band)[\s(]*[A-J]\b))[\s})*$]*"
+    r"(?:\Z|[.:]|(?<=[)}*])(?:[\s~]|\\[ ,;:]|\\q?quad)+(?![\s~\\+*/=^_<>-]))(.*)", re.DOTALL)
 
 
 def same_option(given, gold):
     """Do both name the same option? "(B)", "B. 12" and "\\textbf{(B)}\\ 12" name B."""
-    if max(len(given), len(gold)) > 200:
-        return False
-    given, gold = (OPTION.fullmatch(text.lstrip(" \n$*({")) for text in (given, gold))
-    if given is None or gold is None or given[1] != gold[1]:
-        return False
-    given_text, gold_text = (option[2] or option[3] or "" for option in (given, gold))
-    if re.search(r"\b[A-J][.)]|(?:,|/|\bor|\band)[\s(]*[A-J]\b", given_text):
-        return False  # several options
-    given_text, gold_text = re.sub(r"\W", "", given_text), re.sub(r"\W", "", gold_text)
-    return not given_text or not gold_text or given_text == gold_text
+    return _same(_option(given), _option(gold))
+
+
+def _option(text):
+    """("B", "12") for "B. 12"."""
+    option = OPTION.fullmatch(text.lstrip(" \n$*({")) if len(text) <= 200 else None
+    return option and (option[1], re.sub(r"\W", "", option[2]))

@@ -15,7 +15,6 @@ from answers import (
     PARTS,
     SUPERSCRIPTS,
     TYPED,
-    changing_words,
     extract_answer,
     gold_answer,
     number_and_unit,
@@ -64,10 +63,10 @@ def _is_right(given, gold):
     if unit != gold_unit and (unit and gold_unit or "degree" in (unit, gold_unit)):
         return False
     if ":" in given + gold:  # 2:40 is no division
-        return "".join(given.split()) == "".join(gold.split())
-    if number_and_unit(gold) and LETTERS.search(given.rpartition("=")[2]):
+        return given == gold
+    if DROPPED.findall(given.lower()) != DROPPED.findall(gold.lower()):
         return False
-    return _dropped(given) == _dropped(gold) and _ask_verifier(gold, given)
+    return _ask_verifier(gold, given)
 
 
 # --- one spelling ---
@@ -86,6 +85,7 @@ SPELLINGS = [  # the same in mathematics: (pattern, how math-verify reads it)
     (re.compile(r"\\mathrm\{([ei])\}"), r"\1"),
     (re.compile(r"(?<=\d)(?:\\[,;:! ]|~)(?=\d{3}(?!\d))"), ""),  # 1\,000
     (re.compile(r"[⁰¹²³⁴-⁹⁻]+"), lambda power: f"^{{{power[0].translate(SUPERSCRIPTS)}}}"),
+    (re.compile(r"\s*:\s*"), ":"),
     # plain words: pi/2, sqrt(3), infinity
     (re.compile(r"(?<![A-Za-z\\])(pi|theta|alpha|beta|lambda|omega|sqrt)(?![A-Za-z])"), r"\\\1 "),
     (re.compile(r"(?<![A-Za-z\\])(?:infinity|infty|inf|oo)(?![A-Za-z])"), r"\\infty "),
@@ -115,17 +115,17 @@ BASE = re.compile(r"(\d[0-9A-F]*|\b[A-F]{2,})\s*_\s*\{?(?:\\text\w*\s*\{)?\s*(\w
 
 def _bases(latex):
     """The bases of the numbers in an answer: ["8"] of 52_8."""
-    return [NUMBER_WORDS.get(base, base) for _, base in BASE.findall(latex)]
+    return [str(NUMBER_WORDS.get(base, base)) for _, base in BASE.findall(latex)]
 
 
 # after a value: "cm", "\\text{ cm}^2", "厘米"; or words that are no unit
 TAIL = re.compile(
     r"(?<=[\w})\]])(?:\\[,;:! ]|[\s~])*(?:\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}"
     r"|(?<![A-Za-z\\])(?:[A-Za-z][A-Za-z./ ]+|(?<=\s)[mgshl]|[\u4e00-\u9fff]+))(?:\^\{?[23]\}?)?\Z")
-LETTERS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")  # not those of a command
 # what math-verify drops although it changes the answer: words, the prime of A', dots
 DROPPED = re.compile(
-    r"(?<![\\a-z])(?<!begin\{)(?<!end\{)[a-z]{4,}|[\u4e00-\u9fff]+|'|\\prime|\\[lc]?dots|\.\.|…")
+    r"(?<![\\a-z])(?<!begin\{)(?<!end\{)(?!and\b)(?:[a-z]{3,}|no\b|or so)"
+    r"|[\u4e00-\u9fff]+|'|\\prime|\\[lc]?dots|\.\.|…")
 
 
 def _split(latex):
@@ -134,12 +134,6 @@ def _split(latex):
     tail = TAIL.search(latex)
     measured = tail and number_and_unit("2" + tail[0])
     return (latex[: tail.start()], measured[1]) if measured else (latex, "")
-
-
-def _dropped(latex):
-    """"2 or 3" may be 2, 3."""
-    words = [word for word in changing_words(latex) if word not in ("and", "or")]
-    return words, DROPPED.findall(latex.lower())
 
 
 # --- the process that judges the rest ---
