@@ -10,10 +10,10 @@ BOX = re.compile(
     r"(?:(?!\\[)\]])[^\s$])*))"
 )
 BRACE = re.compile(r"(?s)\\.|[{}]")
-# how a line begins that is one of several answers
-ITEM = re.compile(
-    r"(?i)\s*(?:[-*•–|]\s|\W{0,2}[0-9a-z]{1,2}(?:[.)]\s|[）、])|[①-⑳]"  # - 3, 2. 3, (b) 3
-    r"|\W{0,4}[a-z]\w? *=|[-+$]*[\d.,/]+[$\s]*$|(?:and|or)\b)")  # x = 3, 3, or
+# how a line begins that is one of several answers: "- 3", "2. 3", "(b) 3", "① 3"; "x = 3"
+BULLET = r"[ \t]*(?:[-*•–|]\s|\W{0,2}[0-9a-zA-Z]{1,2}(?:[.)] |[）、])|[①-⑳])"
+EQUATION = r"[ \t]*(?:(?:and|or)\b|\W{0,4}[a-zA-Z]\w? *=)"
+ITEM = re.compile(f"{BULLET}|{EQUATION}")
 PART = re.compile(r"(?i)\n\W{0,4}(?:part|question|problem|case|task|exercise)\b")
 TAKES_BACK = re.compile(
     r"(?i)\b(?:no|not|wait|but|rather|actually|wrong|incorrect|false|mistaken?|instead|sorry)\b|n't"
@@ -22,10 +22,10 @@ CONCLUDES = re.compile(r"(?i)\b(?:final|finally|total|sum|overall|conclusion)\b"
 FOLLOWS = re.compile(r"(?i)\b(?:so|then|thus|hence|therefore|answer|step)\b")
 # between two boxes: LaTeX's spaces and brackets, "y =", "(b)", "Part 2:"
 BETWEEN = re.compile(
-    r"\\(?:[()\[\],;:! ]|q?quad\b|text\b)|[${}*|]|[(（]?\b\w{1,2}[.)）、]|[①-⑳]"
+    r"\\(?:[()\[\],;:! \\]|q?quad\b|text\b)|[${}*|]|--+|[(（]?\b\w{1,2}[.)）、]|[①-⑳]"
     r"|(?:\b\w+ ?){1,3}[:：=]")
 JOINED = re.compile(
-    r"(?i)[\s.;]*|(?=[^,;、和或&/]*(?:[,;、和或&/]|\b(?:and|or)\b))(?:[^\W\d_]|[\s,;、&/])*")
+    r"(?i)[\s.;]*|(?=[^,;，；、和或&/]*(?:[,;，；、和或&/]|\b(?:and|or)\b))(?:[^\W\d_]|[\s,;，；、&/])*")
 
 
 def boxed(text):

@@ -1,9 +1,8 @@
 """What the answer of a completion is, as text."""
 
 import re
-from itertools import takewhile
 
-from answers.boxes import ITEM, TAKES_BACK, boxed
+from answers.boxes import BULLET, EQUATION, TAKES_BACK, boxed
 
 
 def extract_answer(text):
@@ -81,24 +80,31 @@ def _after_hashes(text):
 
 
 PHRASE = re.compile(
-    r"(?i)(?:(?<!wrong )(?<!incorrect )\banswer(?: choice| to (?:the|this) (?:question|problem))?"
+    r"(?i)(?:(?<!wrong )(?<!incorrect )(?<!not the )\banswer"
+    r"(?: choice| to (?:the|this) (?:question|problem))?"
     r"|\b(?:correct|right|best) (?:option|choice))[*_\s]*(?:is\b|[:：=])(?:[*_ \t]*[*_:：])*"
-    r"|(?:(?:(?<!错误)答案|正确选项)\s*[是为选:：]|(?:[故应]|所以|因此)选)[*_:：]*"
+    r"(?: ?(?:option|choice)\b)?"
+    r"|(?:(?:(?<!错误)答案(?:应该?|就)?|正确选项)\s*[是为选:：]|(?:[故应]|所以|因此|本题)选)[*_:：]*"
     # 答：小明一共有18个苹果
     r"|答[:：](?:[^\d\n。不没非负少亏约近至超]{0,40}[有是为共要得剩了需到](?=\d))?")
 # the end of a sentence: after "Mr" or "Dr" there is none
 SENTENCE = re.compile(
     r"(?<!\b[A-Z][a-z])(?<!\b[A-Z][a-z][a-z])\.[*_]*\s+(?=[A-Z])|[。；]|．(?!\d)"
-    r"|, (?=(?:which|because|since|as|so|where)\b)")
-LINE = re.compile(r"(?!```\w*$).*\w")  # not "$$", not "```"
+    r"|,? (?=(?:which|because|since)\b)|, (?=(?:as|so|where|making|meaning)\b)"
+    r"|，(?=因为|所以|即|也就是)")
+LINE = re.compile(r"(?!```\w*$|\\(?:begin|end)\b).*\w")  # not "$$", not "```"
+# all lines of a list, which begins with a bullet or with 1, (a), …; or the first line
+LIST = re.compile(
+    rf"(?=\W*[1aAi]?\W)(?:{BULLET}.*\n?)+|(?:{EQUATION}.*\n?)+"
+    r"|(?:[ \t]*(?:[-+$\\(]*[\d.,/]+[$\\) \t]*|and|or)(?:\n|\Z))+|.*")
 
 
 def _after_phrase(text):
     for rest in reversed(PHRASE.split(text)[1:]):
         lines = list(filter(LINE.match, rest.split("\n")))
         if lines:
-            items = list(takewhile(ITEM.match, lines))
-            return ", ".join(map(_first_sentence, items or lines[:1]))
+            items = LIST.match("\n".join(lines))[0].splitlines()
+            return ", ".join(dict.fromkeys(map(_first_sentence, items)))
     return None
 
 

@@ -5,19 +5,20 @@ import re
 NAMES = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
     " sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety")
-NUMBER_WORDS = dict(zip(NAMES.split(), [*range(20), *range(20, 100, 10)]))
+NUMBER_WORDS = dict(zip(NAMES.split(), map(str, [*range(20), *range(20, 100, 10)])))
 
 # --- words that change the number beside them ---
 
 CHANGES = (
-    "hundred thousand thou million billion trillion mil mille bil mln bln lakh lac crore grand"
-    " millones milliard dozen score gross pair couple time fold basis"
+    "hundred thousand thou million billion trillion quadrillion quintillion zillion myriad"
+    " mil mille bil mln bln lakh lac crore grand millones milliard"
+    " multiple double triple dozen score gross pair couple time fold basis"
     " half halve third fifth tenth hundredth squared cubed root factorial mod modulo remainder"
+    " log(?!s) ln sin cos tan theta alpha beta gamma lambda omega"
     " minus negative plus below under beneath above (?<!left.)over debt deficit and or nor than"
     " not? never none at.least at.most most more less fewer about approx approximately roughly"
     " nearly almost odd or.so thereabout max min(?:imum) maximum guess estimated? maybe perhaps"
-    " possibly probably wrong incorrect false untrue mistake error"
-    " theta alpha beta gamma lambda omega "
+    " possibly probably wrong incorrect false untrue mistake error "
 )
 # 3 fourths, a fourth of 3; but 5 fourth graders are 5
 PART = (
@@ -43,8 +44,9 @@ UNITS = dict(pair.split("=") for pair in UNITS.split())
 # words that end a unit as a plural does
 KNOWN = (
     "mm cm m km in inch ft foot feet yd mi g kg lb lbs oz s sec min h hr hrs l ml am pm mph kph rpm"
-    " hz kwh gb mb degc degf celsius degree radian rad percent percentage pct"
+    " hz kwh gb mb degc degf celsius fahrenheit kelvin degree radian rad percent percentage pct"
     " usd eur gbp rmb cny yuan yen people children men women fish sheep deer mice geese teeth clock"
+    " meter metre mile yard gram kilogram pound ounce second minute hour liter dollar cent unit"
     " cup day egg box bag can jar pie bar car pen dog cat cow pet toy hat man boy row ton lap gal"
     " old long tall high wide deep left over total altogether remaining each apiece"
 ).replace(" ", "|")
@@ -56,7 +58,7 @@ UNIT = re.compile(
 UNKNOWN_LETTER = re.compile(r"(?<![A-Za-z])(?:[A-KM-Z]|MM)(?![A-Za-z])")  # 18 M
 # Chinese: a measure word and perhaps what is counted, 18个苹果. 18成, 18倍, 18多, 18以上 are others
 CHANGES_HAN = (
-    "一二三四五六七八九十百千万亿半多余几以上下左右内外前后倍成折之不无没非错约近至整来许负零亏欠和或起出强弱方")
+    "一二三四五六七八九十百千万亿半多余几以上下左右内外前后倍成折之不无没非错约近至整来许负零亏欠和或起出强弱方估猜可概应似")
 HAN = rf"(?:(?![{CHANGES_HAN}])[\u4e00-\u9fff])"
 MEASURED = (
     r"(?:(?:平方|立方)?[千毫厘分公海英]?[米克升里斤尺寸顷]|小时|分钟|星期|[美欧日港]元"
@@ -79,7 +81,6 @@ def unit_of(words, of_one=False):
     words = re.sub(r"\s*(?:/|\bper\b)\s*", "/", " ".join(words.lower().split()))
     unit = UNIT.fullmatch(words)
     if unit is None or unit["singular"] and not of_one or changes_number(words):
-        words = words.replace(" ", "")
         return words if HAN_UNIT.fullmatch(words) else None
     # without the plural's "s", and with a power in front
     words = re.sub(

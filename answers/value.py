@@ -150,7 +150,7 @@ def _plain(text):
     text = MIXED.sub(r"\1&", text)
     text = TEN_TO_THE.sub(lambda ten: "×10^" + (ten[1] or ten[2].translate(SUPERSCRIPTS)), text)
     text = SAID_TWICE.sub(
-        lambda m: m[1] if str(NUMBER_WORDS.get(m[2].lower())) == m[1] else m[0], text)
+        lambda m: m[1] if NUMBER_WORDS.get(m[2].lower()) == m[1] else m[0], text)
     text = POWER_OF_UNIT.sub(lambda power: "²³"[power[2] == "3"] + power[1], text)
     text = CELSIUS.sub(r" deg\1 ", text)
     return DRESS.sub(" ", text).rstrip(" .,;")

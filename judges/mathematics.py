@@ -81,8 +81,7 @@ SPELLINGS = [  # the same in mathematics: (pattern, how math-verify reads it)
     # $…$, \(…\), \[…\], and percent, which is a unit
     (re.compile(r"(?<!\\)(?:\\[()\[\]%]|[$%])"), " "),
     (re.compile(r"\\varnothing\b"), r"\\emptyset"),
-    (re.compile(r"(?<=[a-z])(?=\\mathrm\{[ei]\})"), " "),
-    (re.compile(r"\\mathrm\{([ei])\}"), r"\1"),
+    (re.compile(r"\\mathrm\{([ei])\}"), r" \1"),
     (re.compile(r"(?<=\d)(?:\\[,;:! ]|~)(?=\d{3}(?!\d))"), ""),  # 1\,000
     (re.compile(r"[⁰¹²³⁴-⁹⁻]+"), lambda power: f"^{{{power[0].translate(SUPERSCRIPTS)}}}"),
     (re.compile(r"\s*:\s*"), ":"),
@@ -115,13 +114,13 @@ BASE = re.compile(r"(\d[0-9A-F]*|\b[A-F]{2,})\s*_\s*\{?(?:\\text\w*\s*\{)?\s*(\w
 
 def _bases(latex):
     """The bases of the numbers in an answer: ["8"] of 52_8."""
-    return [str(NUMBER_WORDS.get(base, base)) for _, base in BASE.findall(latex)]
+    return [NUMBER_WORDS.get(base, base) for _, base in BASE.findall(latex)]
 
 
 # after a value: "cm", "\\text{ cm}^2", "厘米"; or words that are no unit
 TAIL = re.compile(
-    r"(?<=[\w})\]])(?:\\[,;:! ]|[\s~])*(?:\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}"
-    r"|(?<![A-Za-z\\])(?:[A-Za-z][A-Za-z./ ]+|(?<=\s)[mgshl]|[\u4e00-\u9fff]+))(?:\^\{?[23]\}?)?\Z")
+    r"(?<=[\w})\]!|])(?:\\[,;:! ]|[\s~])*(?:\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}"
+    r"|(?<![A-Za-z\\])(?:[A-Za-z][A-Za-z./][A-Za-z./ ]*|[\u4e00-\u9fff]+))(?:\^\{?[23]\}?)?\Z")
 # what math-verify drops although it changes the answer: words, the prime of A', dots
 DROPPED = re.compile(
     r"(?<![\\a-z])(?<!begin\{)(?<!end\{)(?!and\b)(?:[a-z]{3,}|no\b|or so)"
