@@ -18,8 +18,8 @@ PART = re.compile(r"(?i)\n\W{0,4}(?:part|question|problem|case|task|exercise)\b"
 TAKES_BACK = re.compile(
     r"(?i)\b(?:no|not|wait|but|rather|actually|wrong|incorrect|false|mistaken?|instead|sorry)\b|n't"
     r"|[不错]")
-CONCLUDES = re.compile(r"(?i)\b(?:final|finally|total|sum|overall|conclusion)\b")
-FOLLOWS = re.compile(r"(?i)\b(?:so|then|thus|hence|therefore|answer|step)\b")
+CONCLUDES = re.compile(r"(?i)\b(?:final|finally|overall|conclusion)\b")
+FOLLOWS = re.compile(r"(?i)\b(?:so|then|thus|hence|therefore|answer|step|total|sum)\b")
 # between two boxes: LaTeX's spaces and brackets, "y =", "(b)", "Part 2:"
 BETWEEN = re.compile(
     r"\\(?:[()\[\],;:! \\]|q?quad\b|text\b)|[${}*|]|--+|[(（]?\b\w{1,2}[.)）、]|[①-⑳]"

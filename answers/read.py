@@ -95,7 +95,7 @@ SENTENCE = re.compile(
 LINE = re.compile(r"(?!```\w*$|\\(?:begin|end)\b).*\w")  # not "$$", not "```"
 # all lines of a list, which begins with a bullet or with 1, (a), …; or the first line
 LIST = re.compile(
-    rf"(?=\W*[1aAi]?\W)(?:{BULLET}.*\n?)+|(?:{EQUATION}.*\n?)+"
+    rf"(?=\s*(?:[-*•–|①]|\W{{0,2}}[1aAi]\W))(?:{BULLET}.*\n?)+|(?:{EQUATION}.*\n?)+"
     r"|(?:[ \t]*(?:[-+$\\(]*[\d.,/]+[$\\) \t]*|and|or)(?:\n|\Z))+|.*")
 
 

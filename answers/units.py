@@ -52,8 +52,9 @@ KNOWN = (
 ).replace(" ", "|")
 # "square feet", "miles/hour", "blue marbles in the bag": a plural, and what belongs to it
 UNIT = re.compile(
-    rf"(?:(?:[a-z]{{3,}} |sq |cu |fl |o ){{0,3}}?(?:(?:[a-z]{{2,}}[a-hj-rtv-z]s|{KNOWN})"
-    r"|(?P<singular>[a-z]{4,}))[²³]?)?(?:/[a-z ]+[²³]?)?"
+    rf"(?:(?:[a-z]{{3,}} |us |sq |cu |fl |o ){{0,3}}?(?:(?:[a-z]{{2,}}[a-hj-rtv-z]s|{KNOWN})"
+    r"|(?P<singular>[a-z]{4,}))[²³]?)?(?:"
+    rf"/(?:[a-z]{{4,}}[a-z ]*|{KNOWN})[²³]?)?"
     r"(?: ?\b(?:an?|of|each|every|in|for|at|on|from)(?: [a-z]{2,})+)?")
 UNKNOWN_LETTER = re.compile(r"(?<![A-Za-z])(?:[A-KM-Z]|MM)(?![A-Za-z])")  # 18 M
 # Chinese: a measure word and perhaps what is counted, 18个苹果. 18成, 18倍, 18多, 18以上 are others

@@ -78,11 +78,11 @@ COMMANDS = (
 SIGNS = "πθαβλφω∞√°×·÷±≤≥≠∪∩∈∅₀₁₂₃₄₅₆₇₈₉"
 SIGNS = {ord(sign): command + " " for sign, command in zip(SIGNS, COMMANDS.split(), strict=True)}
 SPELLINGS = [  # the same in mathematics: (pattern, how math-verify reads it)
-    # $…$, \(…\), \[…\], and percent, which is a unit
-    (re.compile(r"(?<!\\)(?:\\[()\[\]%]|[$%])"), " "),
+    (re.compile(r"(?<=\d)(?:\\[,;:! ]|~)(?=\d{3}(?!\d))"), ""),  # 1\,000
+    # $…$, \(…\), \[…\], a space, and percent, which is a unit
+    (re.compile(r"(?<!\\)(?:\\[()\[\]%:]|[$%])"), " "),
     (re.compile(r"\\varnothing\b"), r"\\emptyset"),
     (re.compile(r"\\mathrm\{([ei])\}"), r" \1"),
-    (re.compile(r"(?<=\d)(?:\\[,;:! ]|~)(?=\d{3}(?!\d))"), ""),  # 1\,000
     (re.compile(r"[⁰¹²³⁴-⁹⁻]+"), lambda power: f"^{{{power[0].translate(SUPERSCRIPTS)}}}"),
     (re.compile(r"\s*:\s*"), ":"),
     # plain words: pi/2, sqrt(3), infinity
