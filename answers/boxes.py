@@ -13,7 +13,7 @@ BRACE = re.compile(r"(?s)\\.|[{}]")
 # how a line begins that is one of several answers: "- 3", "2. 3", "(b) 3", "① 3"; "x = 3"
 BULLET = r"[ \t]*(?:[-*•–|]\s|\W{0,2}[0-9a-zA-Z]{1,2}(?:[.)] |[）、])|[①-⑳])"
 EQUATION = r"[ \t]*(?:(?:and|or)\b|\W{0,4}[a-zA-Z]\w? *=)"
-ITEM = re.compile(f"{BULLET}|{EQUATION}")
+ITEM = re.compile(BULLET + "|" + EQUATION)
 PART = re.compile(r"(?i)\n\W{0,4}(?:part|question|problem|case|task|exercise)\b")
 TAKES_BACK = re.compile(
     r"(?i)\b(?:no|not|wait|but|rather|actually|wrong|incorrect|false|mistaken?|instead|sorry)\b|n't"
@@ -55,8 +55,8 @@ def _content(text, box, limit):
 
 
 def _belongs(gap):
-    """Does the text between two boxes make one answer of both, as "papers and" does, the beginning
-    of an item, or nothing?"""
+    """What is true if the text between two boxes makes one answer of both, as "papers and" does,
+    the beginning of an item, or nothing."""
     if CONCLUDES.search(gap):
         return False
     *before, line = gap.split("\n")
@@ -64,4 +64,4 @@ def _belongs(gap):
         return not TAKES_BACK.search(line)
     if len(gap) > 80 or TAKES_BACK.search(gap) or FOLLOWS.search(gap):
         return False
-    return JOINED.fullmatch(BETWEEN.sub(" ", gap)) is not None
+    return JOINED.fullmatch(BETWEEN.sub(" ", gap))

@@ -16,7 +16,7 @@ def extract_answer(text):
     box gives None. A `####` or "the answer is" with no text after it is ignored.
     """
     answer, text = None, after_thoughts(text)
-    for form in (_tagged, boxed, _after_hashes, _after_phrase):
+    for form in (_tagged, _boxed, _after_hashes, _after_phrase):
         found = form(text)
         if found is not None:  # it may hold one of the next forms: look inside it
             answer = text = found.strip()
@@ -69,6 +69,10 @@ def _tagged(text):
         if "<answer>" in part:
             return part.rpartition("<answer>")[2]
     return None
+
+
+def _boxed(text):
+    return boxed(text) if "box" in text else None
 
 
 def _after_hashes(text):

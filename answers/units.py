@@ -35,12 +35,11 @@ def changes_number(words):
 
 # --- units ---
 
-UNITS = (  # in one spelling
+UNITS = dict(pair.split("=") for pair in (  # in one spelling
     "millimeter=mm centimeter=cm meter=m metre=m kilometer=km inch=in inche=in foot=ft feet=ft"
     " yard=yd mile=mi gram=g kilogram=kg pound=lb ounce=oz second=s sec=s minute=min hour=h hr=h"
     " liter=l milliliter=ml square=² sq=² cubic=³"
-)
-UNITS = dict(pair.split("=") for pair in UNITS.split())
+).split())
 # words that end a unit as a plural does
 KNOWN = (
     "mm cm m km in inch ft foot feet yd mi g kg lb lbs oz s sec min h hr hrs l ml am pm mph kph rpm"

@@ -82,7 +82,7 @@ SPELLINGS = [  # the same in mathematics: (pattern, how math-verify reads it)
     # $…$, \(…\), \[…\], a space, and percent, which is a unit
     (re.compile(r"(?<!\\)(?:\\[()\[\]%:]|[$%])"), " "),
     (re.compile(r"\\varnothing\b"), r"\\emptyset"),
-    (re.compile(r"\\mathrm\{([ei])\}"), r" \1"),
+    (re.compile(r"\\mathrm\{([ei])\}"), r"{\1}"),
     (re.compile(r"[⁰¹²³⁴-⁹⁻]+"), lambda power: f"^{{{power[0].translate(SUPERSCRIPTS)}}}"),
     (re.compile(r"\s*:\s*"), ":"),
     # plain words: pi/2, sqrt(3), infinity

@@ -20,9 +20,9 @@ from math_verify import LatexExtractionConfig, grader, parse, verify
 from sympy import FiniteSet, Float, MatrixBase, Number, Rational, solve
 
 # mathematics.py has read the units; math-verify would drop the h of 2\pi h, too
-SPELLING = replace(LatexExtractionConfig().normalization_config, units=False)
 FORM = LatexExtractionConfig(
-    boxed_match_priority=0, try_extract_without_anchor=False, normalization_config=SPELLING)
+    boxed_match_priority=0, try_extract_without_anchor=False,
+    normalization_config=replace(LatexExtractionConfig().normalization_config, units=False))
 BITS = 100_000  # of the largest number that is computed exactly: 9^{9^9} has more
 DIGITS = 40  # to which other numbers are computed
 
