@@ -37,7 +37,7 @@ def boxed(text):
             break
         # 200 characters are enough to see a sign
         sign = "-" if ends_in_minus(text[max(0, box.start() - 200) : box.start()]) else ""
-        answers.insert(0, sign + content if content else "")
+        answers.insert(0, content and sign + content)
         after = box.start()
     return ", ".join(dict.fromkeys(answers)) if answers else None
 

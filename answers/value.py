@@ -120,7 +120,7 @@ def _value(sign, digits, above, below, exponent):
 
 # what keyboards for Chinese and Japanese type (１８ （ ＝ 。 、), and the many kinds of minus
 TYPED = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
-TYPED |= str.maketrans(MINUS + "—。、\u3000", "--------., ")
+TYPED |= str.maketrans("‐‑‒–−－—。、\u3000", "-------., ")
 # ½ is " 1/2": then 1½ is "1 1/2"
 PARTS = {
     ord(part): " " + unicodedata.normalize("NFKC", part).replace("⁄", "/")

@@ -82,7 +82,9 @@ SPELLINGS = [  # the same in mathematics: (pattern, how math-verify reads it)
     # $…$, \(…\), \[…\], a space, and percent, which is a unit
     (re.compile(r"(?<!\\)(?:\\[()\[\]%:]|[$%])"), " "),
     (re.compile(r"\\varnothing\b"), r"\\emptyset"),
-    (re.compile(r"\\mathrm\{([ei])\}"), r"{\1}"),
+    (re.compile(r"(?<=[a-z])(?=\\mathrm\{[ei]\})"), " "),
+    (re.compile(r"\\mathrm\{([ei])\}"), r"\1"),
+    (re.compile(r"\s*\^\s*\{?\\circ\s*\}?[\s.]*$"), " degrees"),
     (re.compile(r"[⁰¹²³⁴-⁹⁻]+"), lambda power: f"^{{{power[0].translate(SUPERSCRIPTS)}}}"),
     (re.compile(r"\s*:\s*"), ":"),
     # plain words: pi/2, sqrt(3), infinity
@@ -129,7 +131,6 @@ DROPPED = re.compile(
 
 def _split(latex):
     """("\\sqrt{2}", "cm²") of "\\sqrt{2}\\text{ cm}^2"; the unit is "" without one."""
-    latex = re.sub(r"\s*\^\s*\{?\\circ\s*\}?\s*$", " degrees", latex)
     tail = TAIL.search(latex)
     measured = tail and number_and_unit("2" + tail[0])
     return (latex[: tail.start()], measured[1]) if measured else (latex, "")
