@@ -8,7 +8,7 @@ A reward is a plain function, in the form that TRL's trainers use:
 repeated for each of its completions. A reward takes the columns that it needs by name and ignores
 the others. A column of another length is a ValueError.
 
-What a completion answers is read in answers.py, in one way for all rewards; here is what that
+What a completion answers is read in answers/, in one way for all rewards; here is what that
 answer is worth. Plain Python. Rewards that need more are in engine/scoring/: `math_accuracy`
 (mathematics.py), programs that are run (programs.py).
 """

@@ -11,12 +11,10 @@ import warnings
 from pathlib import Path
 
 from answers import (
-    ONES,
+    NUMBER_WORDS,
     PARTS,
     SUPERSCRIPTS,
     TYPED,
-    UNITS,
-    changing_words,
     extract_answer,
     gold_answer,
     number_and_unit,
@@ -58,12 +56,17 @@ def _is_right(given, gold):
     if bases or _bases(given):  # math-verify reads no base; a base may be left out, as a unit may
         same = _bases(given) in ([], bases)
         return same and BASE.sub(r"\1", given) == BASE.sub(r"\1", gold)
-    a, b = number_and_unit(given), number_and_unit(gold)
-    complete = given.count("{") == given.count("}")
-    if a and b and complete and not _is_factor(a[1]) and not _is_factor(b[1]):
+    if number_and_unit(given) and number_and_unit(gold) and given.count("{") == given.count("}"):
         return same_quantity(given, gold)
-    same_marks = _marks(given, is_number=bool(b)) == _marks(gold, is_number=bool(b))
-    return same_marks and _ask_verifier(gold, given)
+    (given, unit), (gold, gold_unit) = _split(given), _split(gold)
+    # a unit may be left out, but not the degrees of an angle like π/3
+    if unit != gold_unit and (unit and gold_unit or "degree" in (unit, gold_unit)):
+        return False
+    if ":" in given + gold:  # 2:40 is no division
+        return given == gold
+    if DROPPED.findall(given.lower()) != DROPPED.findall(gold.lower()):
+        return False
+    return _ask_verifier(gold, given)
 
 
 # --- one spelling ---
@@ -75,13 +78,15 @@ COMMANDS = (
 SIGNS = "πθαβλφω∞√°×·÷±≤≥≠∪∩∈∅₀₁₂₃₄₅₆₇₈₉"
 SIGNS = {ord(sign): command + " " for sign, command in zip(SIGNS, COMMANDS.split(), strict=True)}
 SPELLINGS = [  # the same in mathematics: (pattern, how math-verify reads it)
-    # $…$, \(…\), \[…\], and percent, which is a unit
-    (re.compile(r"(?<!\\)(?:\\[()\[\]%]|[$%])"), " "),
+    (re.compile(r"(?<=\d)(?:\\[,;:! ]|~)(?=\d{3}(?!\d))"), ""),  # 1\,000
+    # $…$, \(…\), \[…\], a space, and percent, which is a unit
+    (re.compile(r"(?<!\\)(?:\\[()\[\]%:]|[$%])"), " "),
     (re.compile(r"\\varnothing\b"), r"\\emptyset"),
     (re.compile(r"(?<=[a-z])(?=\\mathrm\{[ei]\})"), " "),
     (re.compile(r"\\mathrm\{([ei])\}"), r"\1"),
-    (re.compile(r"(?<=\d)(?:\\[,;:! ]|~)(?=\d{3}(?!\d))"), ""),  # 1\,000
+    (re.compile(r"\s*\^\s*\{?\\circ\s*\}?[\s.]*$"), " degrees"),
     (re.compile(r"[⁰¹²³⁴-⁹⁻]+"), lambda power: f"^{{{power[0].translate(SUPERSCRIPTS)}}}"),
+    (re.compile(r"\s*:\s*"), ":"),
     # plain words: pi/2, sqrt(3), infinity
     (re.compile(r"(?<![A-Za-z\\])(pi|theta|alpha|beta|lambda|omega|sqrt)(?![A-Za-z])"), r"\\\1 "),
     (re.compile(r"(?<![A-Za-z\\])(?:infinity|infty|inf|oo)(?![A-Za-z])"), r"\\infty "),
@@ -107,36 +112,28 @@ def _latex(text):
 # --- what math-verify does not see ---
 
 BASE = re.compile(r"(\d[0-9A-F]*|\b[A-F]{2,})\s*_\s*\{?(?:\\text\w*\s*\{)?\s*(\w+)\}*")
-TEXT = re.compile(r"\\(?:text\w*|mbox)\s*\{([^{}]*)\}")
 
 
 def _bases(latex):
     """The bases of the numbers in an answer: ["8"] of 52_8."""
-    return [ONES.get(base, base) for _, base in BASE.findall(latex)]
+    return [NUMBER_WORDS.get(base, base) for _, base in BASE.findall(latex)]
 
 
-def _marks(latex, is_number):
-    """What math-verify drops although it changes the answer: the words in "5\\text{ or more}", the
-    prime of A', dots. is_number: whether the gold answer is a number; "2 or 3" may be 2, 3."""
-    words = changing_words(latex)
-    if not is_number:
-        words = [word for word in words if word not in ("and", "or")]
-    texts = [text for text in TEXT.findall(latex) if re.search(r"[\d:<>]", text)]
-    return words, texts, re.findall(r"'|\\prime|\\[lc]?dots|\.\.|…", latex)
+# after a value: "cm", "\\text{ cm}^2", "厘米"; or words that are no unit
+TAIL = re.compile(
+    r"(?<=[\w})\]!|])(?:\\[,;:! ]|[\s~])*(?:\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}"
+    r"|(?<![A-Za-z\\])(?:[A-Za-z][A-Za-z./][A-Za-z./ ]*|[\u4e00-\u9fff]+))(?:\^\{?[23]\}?)?\Z")
+# what math-verify drops although it changes the answer: words, the prime of A', dots
+DROPPED = re.compile(
+    r"(?<![\\a-z])(?<!begin\{)(?<!end\{)(?!and\b)(?:[a-z]{3,}|no\b|or so)"
+    r"|[\u4e00-\u9fff]+|'|\\prime|\\[lc]?dots|\.\.|…")
 
 
-# letters beside a number that may be factors, and no unit: 18 xy, 18 pi, 18π, 18 theta
-FACTOR = re.compile(
-    r"(?!(?:per|pct)$)[a-z]{1,3}|alpha|beta|gamma|delta|epsilon|zeta|theta|kappa|lambda|sigma|omega"
-    r"|.*[^a-z\u3040-\u9fff].*",  # Chinese words are units
-    re.IGNORECASE,
-)
-
-
-def _is_factor(unit):
-    """May the letters after a number be factors, as in "18 xy"? "18 km/h" has a unit."""
-    names = re.findall(r"[^²³/]+", unit)
-    return any(name not in UNITS.values() and FACTOR.fullmatch(name) for name in names)
+def _split(latex):
+    """("\\sqrt{2}", "cm²") of "\\sqrt{2}\\text{ cm}^2"; the unit is "" without one."""
+    tail = TAIL.search(latex)
+    measured = tail and number_and_unit("2" + tail[0])
+    return (latex[: tail.start()], measured[1]) if measured else (latex, "")
 
 
 # --- the process that judges the rest ---

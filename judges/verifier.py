@@ -12,13 +12,17 @@ import logging
 import resource
 import signal
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from math import factorial, prod
 
 from math_verify import LatexExtractionConfig, grader, parse, verify
 from sympy import FiniteSet, Float, MatrixBase, Number, Rational, solve
 
-FORM = LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)
+# mathematics.py has read the units; math-verify would drop the h of 2\pi h, too
+FORM = LatexExtractionConfig(
+    boxed_match_priority=0, try_extract_without_anchor=False,
+    normalization_config=replace(LatexExtractionConfig().normalization_config, units=False))
 BITS = 100_000  # of the largest number that is computed exactly: 9^{9^9} has more
 DIGITS = 40  # to which other numbers are computed
 

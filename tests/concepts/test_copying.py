@@ -1,8 +1,8 @@
 """What a copier may rely on: the files of the paper and of the family work in another project.
 
-allocate.py and answers.py need only Python, scores.py needs numpy, and grpo.py and
-records.py need torch. rewards.py needs answers.py beside it. cppo.py and a file of the family need
-torch, and grpo.py beside them.
+allocate.py and answers/ need only Python, scores.py needs numpy, and grpo.py and records.py need
+torch. rewards.py needs answers/ beside it. cppo.py and a file of the family need torch, and grpo.py
+beside them.
 """
 
 import ast
@@ -13,8 +13,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 WITH_GRPO = ["cppo.py", *(f"family/{path.name}" for path in ROOT.glob("family/[!_]*.py"))]
-NEEDS = {"allocate.py": set(), "answers.py": set(), "rewards.py": {"answers"}}
-NEEDS |= {"scores.py": {"numpy"}}
+ANSWERS = [f"answers/{path.name}" for path in ROOT.glob("answers/*.py")]
+NEEDS = {"allocate.py": set(), "scores.py": {"numpy"}}
+NEEDS |= dict.fromkeys([*ANSWERS, "rewards.py"], {"answers"})
 NEEDS |= dict.fromkeys(["grpo.py", "records.py"], {"torch"})
 NEEDS |= dict.fromkeys(WITH_GRPO, {"torch", "grpo"})
 

@@ -1,4 +1,4 @@
-"""answers.py, rewards.py: what counts as an answer, what it is worth, and the known ways to cheat.
+"""answers/, rewards.py: what counts as an answer, what it is worth, and the known ways to cheat.
 
 verdicts.jsonl holds a completion and its gold answer in each line, with what both accuracy rewards
 pay, and whether a person calls it right. A new report is a new line there. answers.jsonl holds what
@@ -155,7 +155,7 @@ def test_the_gold_answer_may_be_a_number(gold, score):
 
 
 def test_a_text_of_more_than_100_characters_is_no_number():
-    assert to_number("18 " + "a" * 97) == 18 and to_number("18 " + "a" * 98) is None
+    assert to_number(f"18 {'a' * 96}s") == 18 and to_number(f"18 {'a' * 97}s") is None
 
 
 @pytest.mark.parametrize("given, same", [(74, False), (75, True), (125, True), (126, False)])

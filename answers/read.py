@@ -1,0 +1,123 @@
+"""What the answer of a completion is, as text."""
+
+import re
+
+from answers.boxes import BULLET, EQUATION, TAKES_BACK, boxed
+
+
+def extract_answer(text):
+    """The final answer of a completion (or of a data set's solution), as text; None without one.
+
+    Thoughts are no answer, and neither is what a tool wrote (`after_thoughts`). These forms are
+    tried in order: `<answer>…</answer>`, `\\boxed{…}` (with a minus before it), `#### …`, "the
+    answer is …" or "Answer: …" (答案是). The first form that occurs in the text counts. If it
+    occurs several times, the last one counts. Boxes that belong together are one answer:
+    "\\boxed{1} paper and \\boxed{2} bins" gives "1, 2". So are the lines of a list. An empty tag or
+    box gives None. A `####` or "the answer is" with no text after it is ignored.
+    """
+    answer, text = None, after_thoughts(text)
+    for form in (_tagged, _boxed, _after_hashes, _after_phrase):
+        found = form(text)
+        if found is not None:  # it may hold one of the next forms: look inside it
+            answer = text = found.strip()
+    return answer or None
+
+
+def gold_answer(text):
+    """The gold answer: the final answer of a solution. A bare answer, text or number, stays."""
+    return extract_answer(str(text)) or str(text).strip()
+
+
+def extract_code(text):
+    """The program in the last ```python block after the thoughts. None if no block is complete."""
+    _, opening, rest = after_thoughts(text).rpartition("```python\n")
+    code, closing, _ = rest.partition("```")
+    return code if opening and closing else None
+
+
+# --- thoughts ---
+
+# the name in <think>, <reasoning>, <seed:think>, <|begin_of_thought|>, <|START_THINKING|>
+THOUGHT = (
+    r"[\w:|-]{0,20}(?:think|thought|reason|reflect|rationale|scratchpad|analysis|inner_|\bcot\b)"
+    r"[\w:|-]{0,20}")
+# Magistral has [THINK], Kimi ◁think▷, and gpt-oss channels
+BEGINS = re.compile(
+    rf"(?i)<{THOUGHT}>|\[think\]|◁think▷|<\|channel\|?>(?:analysis|commentary|thought)")
+ENDS = re.compile(
+    rf"(?i)<(?:\|?/|\|(?=end|inner_suffix)){THOUGHT}>|\[/think\]|◁/think▷"
+    r"|<\|channel\|>final<\|message\|>|<channel\|>")
+# Qwen's templates have <tool_response>
+TOOL = re.compile(r"(?s)<(result|tool_response)>(?:(?!<\1>).)*?</\1>")
+
+
+def after_thoughts(text):
+    """The text after the last end of a thought, as `</think>`, without what a tool wrote. It is
+    empty if the completion ended inside a thought."""
+    text = ENDS.split(text)[-1]
+    if BEGINS.search(text):
+        return ""
+    text = text.replace("<|begin_of_box|>", "\\boxed{").replace("<|end_of_box|>", "}")  # GLM's
+    return TOOL.sub(" ", text)
+
+
+# --- the forms of an answer ---
+
+
+def _tagged(text):
+    for part in reversed(text.split("</answer>")[:-1]):
+        if "<answer>" in part:
+            return part.rpartition("<answer>")[2]
+    return None
+
+
+def _boxed(text):
+    return boxed(text) if "box" in text else None
+
+
+def _after_hashes(text):
+    for rest in reversed(text.split("####")[1:]):
+        line, _, below = rest.partition("\n")
+        if line.strip():  # a heading, if "the answer is" stands below it
+            return None if PHRASE.search(below) else line
+    return None
+
+
+PHRASE = re.compile(
+    r"(?i)(?:(?<!wrong )(?<!incorrect )(?<!not the )\banswer"
+    r"(?: choice| to (?:the|this) (?:question|problem))?"
+    r"|\b(?:correct|right|best) (?:option|choice))[*_\s]*(?:is\b|[:：=])(?:[*_ \t]*[*_:：])*"
+    r"(?: ?(?:option|choice)\b)?"
+    r"|(?:(?:(?<!错误)答案(?:应该?|就)?|正确选项)\s*[是为选:：]|(?:[故应]|所以|因此|本题)选)[*_:：]*"
+    # 答：小明一共有18个苹果
+    r"|答[:：](?:[^\d\n。不没非负少亏约近至超]{0,40}[有是为共要得剩了需到](?=\d))?")
+# the end of a sentence: after "Mr" or "Dr" there is none
+SENTENCE = re.compile(
+    r"(?<!\b[A-Z][a-z])(?<!\b[A-Z][a-z][a-z])\.[*_]*\s+(?=[A-Z])|[。；]|．(?!\d)"
+    r"|,? (?=(?:which|because|since)\b)|, (?=(?:as|so|where|making|meaning)\b)"
+    r"|，(?=因为|所以|即|也就是)")
+LINE = re.compile(r"(?!```\w*$|\\(?:begin|end)\b).*\w")  # not "$$", not "```"
+# all lines of a list, which begins with a bullet or with 1, (a), …; or the first line
+LIST = re.compile(
+    rf"(?=\s*(?:[-*•–|①]|\W{{0,2}}[1aAi]\W))(?:{BULLET}.*\n?)+|(?:{EQUATION}.*\n?)+"
+    r"|(?:[ \t]*(?:[-+$\\(]*[\d.,/]+[$\\) \t]*|and|or)(?:\n|\Z))+|.*")
+
+
+def _after_phrase(text):
+    for rest in reversed(PHRASE.split(text)[1:]):
+        lines = list(filter(LINE.match, rest.split("\n")))
+        if lines:
+            items = LIST.match("\n".join(lines))[0].splitlines()
+            return ", ".join(dict.fromkeys(map(_first_sentence, items)))
+    return None
+
+
+def _first_sentence(line):
+    """The sentence "$4$" of "$4$. I hope it is correct." The whole line if a number follows, which
+    may be another answer, or a word that takes the answer back."""
+    sentence = SENTENCE.split(line)[0]
+    rest = line[len(sentence) :]
+    if re.search(r"\d", rest) or TAKES_BACK.search(rest):
+        sentence = line
+    # "- 3" begins a line with a bullet; after "Answer: " it is a number
+    return re.sub(r"^[-*•–]\s|(?<!\.)\.[\s*_]*$", "", sentence).strip(" \t*_")

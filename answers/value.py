@@ -1,0 +1,177 @@
+"""The number or the option that an answer states, and whether two answers state the same."""
+
+import re
+import unicodedata
+from fractions import Fraction
+
+from answers.units import HAN, NUMBER_WORDS, changes_number, unit_of
+
+# --- the sign of a number or a box ---
+
+MINUS = "-‐‑‒–−－"
+# between the minus and the number: currency, opening brackets, bold type, LaTeX's spaces
+SIGN = re.compile(rf"[{MINUS}](\s)?[ \t\n$€£¥₹(\[{{*\\,;:!]*\Z")
+# a minus after one of these is a subtraction, a hyphen or a dash: a number ("7", "7x") on the same
+# line, a letter without a space in between, a dash
+SUBTRACTS = re.compile(
+    rf"(?:[0-9][A-Za-z]?[ \t$*)\]}}%°\\]*|[A-Za-z][$*)\]}}%°\\]*|[{MINUS}—])\Z")
+OPENS = re.compile(r"(?:\A|[=(\[{]|<answer>)[\s*]*\Z|\$\Z")
+
+
+def ends_in_minus(before):
+    """Does the text before a number or a box end in its minus sign?
+
+    A list bullet, a dash and a subtraction are no minus sign. A minus with white space after it is
+    a sign only after "=", after an opening bracket, or at the beginning of the text.
+    """
+    sign = SIGN.search(before)
+    if sign is None:
+        return False
+    left = before[: sign.start()]
+    if SUBTRACTS.search(left):
+        return False
+    return sign[1] is None or OPENS.search(left) is not None
+
+
+# --- numbers ---
+
+
+def to_number(text):
+    """The one number that `text` states, as an exact Fraction; None if it does not state just one.
+
+    Before the number there may be "total =", a sign, a currency. After it there may be a unit, in
+    words that do not change its value. So "$1,234.50" and "1234.5 dollars" are the same number,
+    "\\frac{3}{4}" and "¾" are 0.75, "2 1/2" is 2.5, "1.5\\times10^3" and "1500元" are 1500. These
+    are None: "minus 5", "18 million", "3 fourths", "12 or 13", "1e3", "10-5", "Ann has 18",
+    "0.333…", an unfinished division ("36/2"), a text over 100 characters.
+    """
+    found = number_and_unit(text)
+    return found and found[0]
+
+
+def number_and_unit(text):
+    """(the number, its unit) as `to_number` reads them, as (18, "m²") for "18 square meters"; None
+    without one number."""
+    if len(text) > 100 or ".." in text:
+        return None
+    text = _plain(text)
+    name, _, stated = text.rpartition("=" if "=" in text else ":")
+    stated = stated.lstrip()
+    number = NUMBER.match(stated)
+    if number is None or not NAME.fullmatch(name) or changes_number(name):
+        return None
+    value = _value(*number.groups(""))
+    if value is None:
+        return None
+    unit = unit_of(stated[number.end() :], of_one=abs(value) <= 1)
+    return None if unit is None else (value, unit)
+
+
+def same_quantity(given, gold):
+    """Do both texts state the same number, and the same unit if both name one?"""
+    return _same(number_and_unit(given), number_and_unit(gold))
+
+
+def _same(given, gold):
+    """Pairs like (18, "m²"): are they equal, although one may leave out the second?"""
+    if given is None or gold is None or given[0] != gold[0]:
+        return False
+    return given[1] == gold[1] or "" in (given[1], gold[1])
+
+
+def same_number(given, gold, tolerance=0):
+    """Do both texts state a number, and are the two equal up to `tolerance` · the gold number?"""
+    given, gold = to_number(given), to_number(gold)
+    return None not in (given, gold) and abs(given - gold) <= tolerance * abs(gold)
+
+
+def last_number(text):
+    """The digits of the last number in a text, with its sign; None without one."""
+    text = text.translate(TYPED)
+    numbers = list(re.finditer(DIGITS, text))
+    if not numbers:
+        return None
+    sign = "-" if ends_in_minus(text[: numbers[-1].start()]) else ""
+    return sign + numbers[-1][0]
+
+
+# what the number is: "total =", "答案:"
+NAME = re.compile(rf"(?:[A-Za-z\s./]|{HAN})*")
+DIGITS = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
+# a sign and digits; then the rest of 1&1/2 (mixed) or 3/4, or the exponent of 1.5×10^3
+NUMBER = re.compile(
+    rf"([-+]?)\s*({DIGITS})(?:&([0-9]+))?(?:\s*/\s*({DIGITS}))?(?:×10\^(-?[0-9]{{1,3}})(?![0-9]))?")
+
+
+def _value(sign, digits, above, below, exponent):
+    value = Fraction(digits.replace(",", ""))
+    if exponent:
+        if below or not re.fullmatch(r"[1-9](\.[0-9]+)?", digits):
+            return None  # 15×10^2 and 3/4×10^2 are products, left to do
+        value *= Fraction(10) ** int(exponent)
+    if below:
+        below = Fraction(below.replace(",", ""))
+        part = (Fraction(above) if above else value) / below if below else Fraction(0)
+        if part.denominator == 1 or above and part > 1:
+            return None  # a division that is left to do: 36/2, 18/0, 1 6/3
+        value = value + part if above else part
+    return -value if sign == "-" else value
+
+
+# what keyboards for Chinese and Japanese type (１８ （ ＝ 。 、), and the many kinds of minus
+TYPED = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
+TYPED |= str.maketrans("‐‑‒–−－—。、\u3000", "-------., ")
+# ½ is " 1/2": then 1½ is "1 1/2"
+PARTS = {
+    ord(part): " " + unicodedata.normalize("NFKC", part).replace("⁄", "/")
+    for part in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
+SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+
+FRACTION = re.compile(
+    r"\\[dt]?frac\s*(?:\{(-?[0-9]+)\}|([0-9]))\s*(?:\{([0-9]+)\}|([0-9]))")
+MIXED = re.compile(r"([0-9])(?:\s|\\[,;:! ])+(?=[0-9]+ */ *[0-9])")
+TEN_TO_THE = re.compile(
+    r"\s*(?:\\times|\\cdot|[×·*x])\s*10\s*(?:\^\s*\{?(-?[0-9]+)\}?|([⁰¹²³⁴-⁹⁻]+))")
+SAID_TWICE = re.compile(r"(?<![0-9.,])([0-9]+) ?\(([A-Za-z]+)\)")  # 2 (two)
+POWER_OF_UNIT = re.compile(r"(?<=[A-Za-z])(\}?) *\^ *\{?([23])\}?(?![0-9])")  # m^2
+# what may be around a number without changing it: LaTeX's text, spaces and brackets, bold type,
+# currency, percent, degrees
+CELSIUS = re.compile(r"(?:°|\^\{?\\circ\}?)\s*(?:\\[a-z]+\{)?([CF])\b")
+DRESS = re.compile(
+    r"\\(?:text|textbf|mathrm|mathbf|mbox)\b|\\[,;:!]|\^\{?\\circ\}?|\\?[ $%(){}\[\]]"
+    r"|(?<![0-9])\*\*|\*\*(?![0-9])|[€£¥￥₹°`'\"]"
+)
+
+
+def _plain(text):
+    """A text in which the same number has fewer spellings: 3/4, 1&1/2 (mixed), 1.5×10^3."""
+    text = text.translate(TYPED).translate(PARTS).replace("{,}", ",")
+    text = FRACTION.sub(r" \1\2/\3\4 ", text)
+    text = MIXED.sub(r"\1&", text)
+    text = TEN_TO_THE.sub(lambda ten: "×10^" + (ten[1] or ten[2].translate(SUPERSCRIPTS)), text)
+    text = SAID_TWICE.sub(
+        lambda m: m[1] if NUMBER_WORDS.get(m[2].lower()) == m[1] else m[0], text)
+    text = POWER_OF_UNIT.sub(lambda power: "²³"[power[2] == "3"] + power[1], text)
+    text = CELSIUS.sub(r" deg\1 ", text)
+    return DRESS.sub(" ", text).rstrip(" .,;")
+
+
+# --- options ---
+
+# after any opening brackets: a letter alone, "B. 12" or "(B) 12", but not "(A) + 12"; no other
+# option after it
+OPTION = re.compile(
+    r"(?:\\(?:text|textbf|mathrm|mathbf|mbox)\{)?\(?([A-J])"
+    r"(?!.*(?:\b[A-J][.)]|(?:,|/|\bor|\band)[\s(]*[A-J]\b))[\s})*$]*"
+    r"(?:\Z|[.:]|(?<=[)}*])(?:[\s~]|\\[ ,;:]|\\q?quad)+(?![\s~\\+*/=^_<>-]))(.*)", re.DOTALL)
+
+
+def same_option(given, gold):
+    """Do both name the same option? "(B)", "B. 12" and "\\textbf{(B)}\\ 12" name B."""
+    return _same(_option(given), _option(gold))
+
+
+def _option(text):
+    """("B", "12") for "B. 12"."""
+    option = OPTION.fullmatch(text.lstrip(" \n$*({")) if len(text) <= 200 else None
+    return option and (option[1], re.sub(r"\W", "", option[2]))
