@@ -29,6 +29,7 @@ from dataclasses import replace
 import torch
 
 from engine.base import progress, ranks
+from engine.base.progress import Clock
 from engine.data.questions import rows_of_run
 from engine.model.critic import estimate
 from engine.run import checkpoint, logs
@@ -37,7 +38,7 @@ from engine.run.command_line import run_program
 from engine.run.config import open_run
 from engine.run.folder import alone, keep_options, run_folder
 from engine.run.interrupt import Interrupt, in_one_sentence
-from engine.run.metrics import Clock, summarize
+from engine.run.metrics import summarize
 from engine.run.plan_command import print_plan
 from engine.run.preview import show
 from eval import examine, sample_batch

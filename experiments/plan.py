@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base import ranks
 from engine.base.errors import UserError
+from engine.base.progress import Clock
 from engine.model.networks import build
 from engine.run import checkpoint
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import config_of
-from engine.run.metrics import Clock
 from engine.run.plan import plan
 from engine.run.state import State
 from engine.scoring.score import Reward

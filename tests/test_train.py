@@ -22,13 +22,14 @@ from algorithms import ALGORITHMS, resolve, table
 from cppo import prune
 from engine.base import files, ranks
 from engine.base.errors import UserError
+from engine.base.progress import Clock
 from engine.data import questions as questions_module
 from engine.model import shards
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
 from engine.model.sampling import Sampler
 from engine.run import begin, checkpoint, state
-from engine.run.metrics import Clock, first_group
+from engine.run.metrics import first_group
 from engine.run.state import Run, run_progress
 from tasks.table import task_of
 from tests.examples import named

@@ -16,60 +16,56 @@ def call(function, name, wanted, fits, *arguments, **named):
     """function(*arguments, **named), if that fits. Otherwise a UserError says what came, what is
     wanted, and where.
 
-    name: of the function; its file and own name are added to a name that ends with a space. wanted:
-    what it must return, in words. fits(returned, *arguments, **named) → bool; an error of it means
-    no.
+    name: of the function. wanted: what it must return, in words. fits(returned, *arguments,
+    **named) → bool; an error of it means no.
     """
     try:
         returned = function(*arguments, **named)
     except (UserError, torch.OutOfMemoryError):
         raise
     except (Exception, SystemExit) as error:
-        name = full_name(name, function)
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        raise UserError(f"{name} failed: {one_line(error)} ({Path(place.filename).name}, line "
-                        f"{place.lineno}).") from error
+        raise failed(name, error) from error
     try:
         good = fits(returned, *arguments, **named)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         good = False
     if not good:
-        name = full_name(name, function)
-        raise UserError(f"{name} must return {wanted}. It returned {described(returned)}.")
+        raise misfit(name, wanted, returned)
     return returned
 
 
-def described(value):
-    """What a value is, in a few words."""
-    if torch.is_tensor(value):
-        finite = "" if value.isfinite().all() else ", not all of it finite"
-        return f"a tensor {tuple(value.shape)} of {value.dtype}{finite}"
-    if isinstance(value, (list, tuple, dict)):
-        return f"a {type(value).__name__} of {len(value)}: {value!r:.80}"
-    return f"{value!r:.80}"
+def failed(name, error):
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return UserError(
+        f"{name} failed: {one_line(error)} ({Path(place.filename).name}, line {place.lineno}).")
 
 
-def full_name(name, function):
-    if not name.endswith(" "):
-        return name
-    function = getattr(function, "func", function)  # of a partial
+def misfit(name, wanted, returned):
+    shape = f" of shape {tuple(returned.shape)}" if torch.is_tensor(returned) else ""
+    shown = " ".join(repr(returned).split())
+    return UserError(f"{name} must return {wanted}. It returned {shown:.80}{shape}.")
+
+
+def name_of(function):
+    """The file and the name of a function."""
     code = getattr(function, "__code__", None)
     file = Path(code.co_filename).name if code else function.__module__
-    return f"{name}{file}:{getattr(function, '__qualname__', 'function')}"
+    return f"{file}:{function.__qualname__}"
 
 
 def checked(algorithm):
     """An Algorithm whose advantages and whose loss are checked at each call."""
-    loss = algorithm.loss
+    advantages, loss = algorithm.advantages, algorithm.loss
     return replace(
         algorithm,
         advantages=partial(
-            call, algorithm.advantages, "the advantages ",
+            call, advantages, f"the advantages {name_of(getattr(advantages, 'func', advantages))}",
             "a tensor (Q, G) of finite floats, as rollout.total is",
             lambda A, rollout: A.shape == rollout.rewards.shape[1:] and A.is_floating_point()
             and bool(A.isfinite().all())),
         loss=partial(
-            call, loss.func, "the loss ", "(loss, stats): a scalar that has a gradient, and a dict",
+            call, loss.func, f"the loss {name_of(loss.func)}",
+            "(loss, stats): a scalar that has a gradient, and a dict",
             lambda pair, *given, **named: len(pair) == 2 and pair[0].shape == ()
             and pair[0].requires_grad and isinstance(pair[1], dict), **loss.keywords))
 
@@ -119,11 +115,10 @@ def check_sampler(sampler, name):
     def fits(drawn, prompts, group_size, sampling, *others):
         N = len(prompts) * group_size
         T = drawn.tokens.shape[1]
-        if not len(drawn.lengths) == len(drawn.truncated) == N or T > sampling.max_new_tokens > 0:
-            return False
-        if drawn.tokens.dtype != torch.int64 or drawn.mask.dtype != torch.bool:
-            return False
-        return drawn.tokens.shape == drawn.logp.shape == drawn.mask.shape == (N, T)
+        kinds = [drawn.tokens.dtype, drawn.mask.dtype, len(drawn.lengths), len(drawn.truncated)]
+        shapes = [x.shape for x in (drawn.tokens, drawn.logp, drawn.mask)]
+        return (kinds == [torch.int64, torch.bool, N, N] and shapes == [(N, T)] * 3
+                and T <= max(1, sampling.max_new_tokens))
 
     sampler.sample = partial(
         call, sampler.sample, name,

@@ -3,8 +3,11 @@ file gets a line instead, at most one a minute. Only the first rank shows anythi
 
 import functools
 import sys
+import time
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
+import torch
 from tqdm import tqdm
 
 from engine.base import ranks
@@ -54,6 +57,39 @@ IN_A_FILE = {
     "bar_format": "{desc}: {n_fmt} of {total_fmt} {unit}, {remaining} left{postfix}",
     "mininterval": 60, "delay": 60, "file": Lines(),
 }
+
+
+# --- a step ---
+
+# what the bar says in each phase of a step
+WORDS = {
+    "generate": "sampling", "score": "scoring", "logprobs": "log-probabilities", "update": "update",
+}
+
+
+@dataclass
+class Clock:
+    """Seconds spent in each phase of a step."""
+
+    device: torch.device
+    start: float = field(default_factory=time.perf_counter)
+    spent: dict = field(default_factory=lambda: dict.fromkeys(WORDS, 0.0))
+
+    @contextmanager
+    def phase(self, name):
+        say(WORDS[name])
+        begin = time.perf_counter()
+        yield
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        self.spent[name] += time.perf_counter() - begin
+
+    def seconds(self):
+        spent = self.spent | {"total": time.perf_counter() - self.start}
+        return {f"seconds/{name}": seconds for name, seconds in spent.items()}
+
+
+# --- a loop ---
 
 
 @contextmanager

@@ -82,20 +82,25 @@ class Completions:
         group_size = len(self.tokens) // len(thoughts)
         silent = (tokenizer.eos_token_id, tokenizer.pad_token_id)
         rows = self.tokens.tolist()
-        lengths = self.lengths.tolist()
-        # if a completion was not cut off, its last token ends it
+        # if a completion was not cut off, its last token ends it, or completes a text of `stop`
         ends = (self.lengths - (~self.truncated).long()).tolist()
         texts = []
-        for i, (row, length, end) in enumerate(zip(rows, lengths, ends)):
-            if self.stop and first_of(self.stop, tokenizer.decode(row[:length])) is not None:
-                end = length  # a text ends it
+        for i, (row, end) in enumerate(zip(rows, ends)):
             written = [token for token in row[:end] if token not in silent]
             text = tokenizer.decode(
                 written, skip_special_tokens=False, clean_up_tokenization_spaces=False)
             if self.stop:
-                text = text[: first_of(self.stop, text)]
+                text = before_stop(tokenizer, written + row[end : end + 1], self.stop, text)
             texts.append(thoughts[i // group_size] + text)
         return texts
+
+
+def before_stop(tokenizer, tokens, stop, text):
+    """What the text of these tokens says before a text of `stop`; `text` if it holds none."""
+    whole = tokenizer.decode(
+        tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    place = first_of(stop, whole)
+    return text if place is None else whole[:place]
 
 
 def first_of(stop, text):

@@ -7,6 +7,7 @@ writes into the same tensors every time, and never asks the device for a number.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from torch.nn.functional import pad
 
 from engine.base import progress
 from engine.base.errors import one_line
-from engine.model.contract import Sampling
+from engine.model.contract import Sampling, first_of
 from engine.model.pace import PACES
 from engine.model.prompts import left_pad
 
@@ -24,18 +25,16 @@ LOOKS_EVERY = 16  # tokens: then the texts are looked at for `sampling.stop`
 
 
 @torch.inference_mode()  # less to keep than no_grad: a token of a tiny model is mostly overhead
-def write_completions(
-    model, prompts, pad_id, sampling, stop_ids, u, tokens, logp, holds_stop=None
-):
+def write_completions(model, tokenizer, prompts, sampling, stop_ids, u, tokens, logp):
     """Sample completions of the prompts, and write them into `tokens` and `logp`, both (N, T).
 
-    u: (N, T) random numbers. holds_stop: tokens → (N, T) bool, True at the token with which a text
-    of `sampling.stop` is complete. A completion that has ended leaves the batch as PACES says.
+    u: (N, T) random numbers. A completion that has ended leaves the batch as PACES says.
     """
     T = tokens.shape[1]
     pace = PACES[model.device.type]
     progress.say("sampling", 1, T, "tokens")
-    rows, logits = read_prompts(model, prompts, pad_id, sampling, stop_ids, u, tokens, logp)
+    rows, logits = read_prompts(
+        model, tokenizer.pad_token_id, prompts, sampling, stop_ids, u, tokens, logp)
     rows.step(logits)
     records, graph = pace.records, None
     if records and not rows.plain:
@@ -46,7 +45,8 @@ def write_completions(
     for t in range(1, T):
         progress.say("sampling", t + 1, T, "tokens")
         if sampling.stop and t % LOOKS_EVERY == 0:
-            rows.ended |= holds_stop(tokens[rows.number, :t]).any(1)
+            said = ends_in_texts(tokens[rows.number, :t], tokenizer, sampling.stop)
+            rows.ended |= said.any(1)
         if t % pace.ask_every == 0:
             going_on = (~rows.ended.cpu()).nonzero().squeeze(1)  # here the host waits
             running = len(rows.ended)
@@ -68,6 +68,20 @@ def write_completions(
             rows.step()
         else:
             graph.replay()
+
+
+def ends_in_texts(tokens, tokenizer, stop):
+    """(N, T) bool: True at the token with which the text of a row first holds one of the texts
+    `stop`."""
+    ends = torch.zeros_like(tokens, dtype=torch.bool)
+
+    def holds(count, row):
+        return first_of(stop, tokenizer.decode(row[:count])) is not None
+
+    for i, row in enumerate(tokens.tolist()):
+        if holds(len(row), row):
+            ends[i, bisect_left(range(1, len(row)), True, key=partial(holds, row=row))] = True
+    return ends
 
 
 def record(step):
@@ -147,7 +161,7 @@ class Rows:
             self.mask = self.mask[order]
 
 
-def read_prompts(model, prompts, pad_id, sampling, stop_ids, u, tokens, logp):
+def read_prompts(model, pad_id, prompts, sampling, stop_ids, u, tokens, logp):
     """(Rows, logits (N, V) of the first tokens): each prompt is computed once, then repeated. The
     arguments are those of `write_completions`."""
     # it imports transformers, which takes seconds: only once there is a model

@@ -2,16 +2,13 @@
 sampler does, decoding.py writes the tokens."""
 
 import math
-from bisect import bisect_left
-from dataclasses import replace
-from functools import partial
 
 import torch
 from tqdm import tqdm
 
 from engine.base.errors import UserError
-from engine.model.contract import Completions, first_of, stop_tokens
-from engine.model.decoding import write_completions
+from engine.model.contract import Completions, stop_tokens
+from engine.model.decoding import ends_in_texts, write_completions
 from engine.model.prompts import on_device
 
 
@@ -68,7 +65,6 @@ class Sampler:
         tokens = torch.full(u.shape, self.pad_id, device=device)
         logp = torch.zeros(u.shape, device=device)
         stop_ids = on_device(self.stop_ids, device)
-        holds_stop = partial(ends_in_texts, self.tokenizer, sampling.stop)
         start = 0
         while start < len(prompts):
             questions = math.ceil((self.batch_size or len(u)) / group_size)  # at a time
@@ -76,8 +72,8 @@ class Sampler:
             rows = slice(start * group_size, (start + questions) * group_size)
             try:
                 write_completions(
-                    self.model, chosen, self.pad_id, sampling, stop_ids, u[rows],
-                    tokens[rows], logp[rows], holds_stop)
+                    self.model, self.tokenizer, chosen, sampling, stop_ids, u[rows],
+                    tokens[rows], logp[rows])
                 start += questions
             except torch.OutOfMemoryError:  # the tensors of this pass are gone after the block
                 if len(chosen) == 1:
@@ -87,9 +83,10 @@ class Sampler:
                            "completions at a time.")
         stops = torch.isin(tokens, stop_ids)
         if sampling.stop:
-            stops |= holds_stop(tokens)
+            stops |= ends_in_texts(tokens, self.tokenizer, sampling.stop)
         drawn = until_first_stop(tokens, logp, stops, self.pad_id)
-        return replace(drawn, stop=sampling.stop)
+        drawn.stop = sampling.stop
+        return drawn
 
 
 def refuse_unknown_tokens(model, prompts):
@@ -100,20 +97,6 @@ def refuse_unknown_tokens(model, prompts):
         raise UserError(
             f"the tokenizer writes token {largest}, and the model has embeddings for {known} only: "
             "use the model's own tokenizer, or resize the embeddings if tokens were added.")
-
-
-def ends_in_texts(tokenizer, stop, tokens):
-    """(N, T) bool: True at the token with which the text of a row first holds one of the texts
-    `stop`."""
-    ends = torch.zeros_like(tokens, dtype=torch.bool)
-
-    def holds(count, row):
-        return first_of(stop, tokenizer.decode(row[:count])) is not None
-
-    for i, row in enumerate(tokens.tolist()):
-        if holds(len(row), row):
-            ends[i, bisect_left(range(1, len(row)), True, key=partial(holds, row=row))] = True
-    return ends
 
 
 def until_first_stop(tokens, logp, stops, pad_id):

@@ -9,7 +9,7 @@ from pathlib import Path
 from engine.base import files, progress, ranks
 from engine.model.folders import base_of
 from engine.run import checkpoint
-from engine.run.metrics import COUNTS, WORDS, first_group, mean, phase_totals
+from engine.run.metrics import COUNTS, first_group, mean, phase_totals
 from tasks.table import TASKS
 
 MERGE = """
@@ -193,7 +193,7 @@ def report(summary, config):
             for title, part, name, digits in CHANGES]
         print(f"On {after['greedy']['questions']} test questions:", ", ".join(changes))
     seconds = summary["phases"]
-    spent = ", ".join(f"{word} {seconds[phase]:.0f}" for phase, word in WORDS.items())
+    spent = ", ".join(f"{word} {seconds[phase]:.0f}" for phase, word in progress.WORDS.items())
     if summary["evaluation_seconds"]:
         spent += f"; and {summary['evaluation_seconds']:.0f} s for --eval_every"
     print(f"{seconds['total']:.0f} s: {spent}")

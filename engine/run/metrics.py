@@ -1,9 +1,6 @@
 """What is measured of a step: its metrics, its seconds and its first group."""
 
 import math
-import time
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from statistics import fmean
 
 import torch
@@ -12,35 +9,9 @@ from engine.base import progress, ranks
 from engine.scoring.score import read
 from family.dapo import has_signal
 
-# what the bar says in each phase of a step
-WORDS = {
-    "generate": "sampling", "score": "scoring", "logprobs": "log-probabilities", "update": "update",
-}
 # of a step, over all devices
 COUNTS = (
     "questions", "completions", "kept", "tokens_generated", "tokens_trained", "tokens_without_logp")
-
-
-@dataclass
-class Clock:
-    """Seconds spent in each phase of a step."""
-
-    device: torch.device
-    start: float = field(default_factory=time.perf_counter)
-    spent: dict = field(default_factory=lambda: dict.fromkeys(WORDS, 0.0))
-
-    @contextmanager
-    def phase(self, name):
-        progress.say(WORDS[name])
-        begin = time.perf_counter()
-        yield
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        self.spent[name] += time.perf_counter() - begin
-
-    def seconds(self):
-        spent = self.spent | {"total": time.perf_counter() - self.start}
-        return {f"seconds/{name}": seconds for name, seconds in spent.items()}
 
 
 def summarize(rollout, advantages, rows):
@@ -177,4 +148,5 @@ def mean(values):
 
 def phase_totals(rows):
     """{phase: seconds}, added up over the rows of a run's metrics."""
-    return {name: sum(row[f"seconds/{name}"] for row in rows) for name in [*WORDS, "total"]}
+    names = [*progress.WORDS, "total"]
+    return {name: sum(row[f"seconds/{name}"] for row in rows) for name in names}

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
 
-from engine.base import files
+from engine.base import files, progress
 from engine.base.errors import UserError
 from engine.run import metrics
 from engine.run.command_line import run_program
@@ -189,7 +189,7 @@ def methods(rows, output, titles, left=None):
 
 def bars(axis, rows, title=""):
     """The seconds of training of each row by phase, and its speed-up."""
-    totals = [sum(row["phases"][phase] for phase in metrics.WORDS) for row in rows]
+    totals = [sum(row["phases"][phase] for phase in progress.WORDS) for row in rows]
     longest = max(totals)
     for y, row in enumerate(rows):
         start = 0.0
@@ -197,7 +197,7 @@ def bars(axis, rows, title=""):
             width = row["phases"].get(phase, 0.0)
             axis.barh(y, width, left=start, color=shade, height=0.7)
             if totals[y] == longest and width > longest / 7:
-                axis.text(start, y, f" {metrics.WORDS[phase]}", va="center", fontsize=11)
+                axis.text(start, y, f" {progress.WORDS[phase]}", va="center", fontsize=11)
             start += width
         if "speedup" in row:
             axis.text(start, y, f"  {row['speedup']['median']:.2f}×", va="center", fontsize=11,

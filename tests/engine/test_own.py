@@ -65,17 +65,18 @@ def of_sampler(**parts):
 LOSS = (torch.zeros((), requires_grad=True), {})
 PARTS = [  # (what is called, what is right, what is wrong: (it, what the sentence says))
     (partial(of_algorithm, "advantages"), PLAIN, [
-        (PLAIN[:, :1], r"tensor \(Q, G\) .* a tensor \(2, 1\)"), (PLAIN.view(-1), r"\(8,\)"),
-        (PLAIN.long(), "int64"), (PLAIN * math.nan, "not all of it finite"),
-        ([[0.0]], "a list of 1"), (None, "returned None")]),
+        (PLAIN[:, :1], r"tensor \(Q, G\) .* of shape \(2, 1\)"), (PLAIN.view(-1), r"\(8,\)"),
+        (PLAIN.long(), "finite floats"), (PLAIN * math.nan, "nan"),
+        ([[0.0]], r"returned \[\[0.0\]\]"), (None, "returned None")]),
     (partial(of_algorithm, "loss"), LOSS, [
-        (None, "None"), (LOSS[0], r"tensor \(\)"), ((torch.ones(3), {}), "a tuple of 2"),
-        ((torch.ones(()), {}), "has a gradient"), ((*LOSS, 1), "a tuple of 3"),
+        (None, "None"), (LOSS[0], r"of shape \(\)"), ((torch.ones(3), {}), "a scalar"),
+        ((torch.ones(()), {}), "has a gradient"), ((*LOSS, 1), "and a dict"),
         ((LOSS[0], 1), "dict")]),
-    (of_rule, [0, 5], [(None, "None"), ([0.5], "list"), ([0, 8], "0 to 7"), ([2, 2], "each once")]),
+    (of_rule, [0, 5], [(None, "None"), ([0.5], r"returned \[0.5\]"), ([0, 8], "0 to 7"), 
+        ([2, 2], "each once")]),
     (partial(of_hook, "schedule"), {"beta": 0.1}, [(None, "None"), ([1], "{option: value}")]),
     (partial(of_hook, "curriculum"), [0, 8], [
-        (None, "2 numbers"), ([0], "list of 1"), ([0, 9], "0 to 8"), (["a", "b"], "2 numbers")]),
+        (None, "2 numbers"), ([0], r"\[0\]"), ([0, 9], "0 to 8"), (["a", "b"], "2 numbers")]),
     (partial(of_hook, "metrics"), {"a": 1}, [(None, "None"), ({"a": "b"}, "number"), (3, "3")]),
 ]
 
