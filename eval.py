@@ -29,6 +29,7 @@ from engine.model.loading import load_model
 from engine.model.networks import make_sampler, uses_ours
 from engine.model.sampling import Sampler
 from engine.run.command_line import compose, given, given_twice, option, run_program
+from engine.run.folder import options_for_eval
 from engine.scoring.score import Reward, load_rewards, reward_columns, score
 from scores import summarize, verdict
 from tasks.table import TASKS, base_model, task_of
@@ -259,8 +260,11 @@ class Config:
 def check(chosen):
     """A Config of the options that were given. Mistakes that can be seen before any work are
     refused."""
-    config = compose(Config, chosen)
     unused = {"temperature", "top_p", "top_k", "seed"} & set(chosen)
+    of_run = options_for_eval(chosen.get("model", Config.model))
+    if chosen.get("benchmark", of_run.get("benchmark")) == of_run.get("benchmark"):
+        chosen = of_run | chosen  # it is measured as the run has measured
+    config = compose(Config, chosen)
     if config.samples == 0 and unused:
         raise UserError(f"--{min(unused)} has no effect with --samples 0: nothing is sampled.")
     config.benchmark = config.benchmark or ["toy"]

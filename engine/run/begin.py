@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from engine.base import files, ranks
+from engine.base import files, progress, ranks
 from engine.base.errors import UserError
 from engine.data.questions import hold_out, names_others, questions_of_run
 from engine.model.networks import build
@@ -74,5 +74,6 @@ def refuse_nothing_to_do(run):
         raise UserError(f"{world} devices for {few} questions: start at most one process per "
                         "question.")
     if run.config.run.resume and run.finished and checkpoint.has_finished(folder):
-        raise UserError(f"{folder} has finished its {run.state.step} steps: ask for more with "
-                        "--steps or --epochs, or start a new run.")
+        asked = "--epochs" if run.state.position >= run.total else "--steps"
+        raise UserError(f"{folder} has made its {progress.count(run.state.step, 'step')}: ask for "
+                        f"more with {asked}, or start a new run.")

@@ -30,6 +30,7 @@ from engine.base import files, progress, ranks
 from engine.base.errors import UserError, one_line
 from engine.model import shards
 from engine.model.folders import checkpoints
+from engine.run.command_line import command
 
 # a single process saves alone: nothing is wrong
 warnings.filterwarnings("ignore", ".*torch.distributed is disabled")
@@ -200,7 +201,8 @@ def has_finished(run_dir):
 def how_to_resume(run_dir):
     """The sentence that says how to resume a run that ended early."""
     found = checkpoints(run_dir)
-    return (f"To go on from {found[-1].name}: --output_dir {run_dir} --resume" if found
+    again = command({"output_dir": str(run_dir), "resume": True})
+    return (f"To go on from {found[-1].name}: {again}" if found
             else "There was no checkpoint yet: only the steps so far are lost.")
 
 

@@ -5,6 +5,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import sys
 import time
 from collections import Counter
@@ -198,6 +199,11 @@ def words_of(recipe):
                         "another recipe.")
     for name in repeated(f"--{key.value}" for key, _ in root.value):
         raise UserError(f"the recipe {recipe} gives {name} more than once: keep one of its lines.")
+    return words_from(values)
+
+
+def words_from(values):
+    """The words of a command line that give these options, {name: value}; None is left out."""
     words = []
     for name, value in values.items():
         if isinstance(value, dict):
@@ -207,6 +213,14 @@ def words_of(recipe):
         elif value is not None:
             words.append(f"--{name}={value}")
     return words
+
+
+def command(values):
+    """A command that starts this program with these options, {name: value}, as one can paste it."""
+    program = sys.argv[0] if sys.argv[0].endswith(".py") else "train.py"
+    processes = os.environ.get("WORLD_SIZE", "1")
+    start = ["python"] if processes == "1" else ["torchrun", "--nproc-per-node", processes]
+    return shlex.join([*start, program, *words_from(values)])
 
 
 def check_limits(config_class, values):

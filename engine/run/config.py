@@ -6,6 +6,7 @@ Options are layers. Each layer wins over those before it:
 """
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from engine.base import own, ranks
 from engine.base.errors import UserError, unknown
 from engine.base.files import known_or_own
 from engine.run import checks, folder
-from engine.run.command_line import check_limits, compose, flat, given, given_twice
+from engine.run.command_line import check_limits, command, compose, flat, given, given_twice
 from engine.run.options import (
     ALGORITHM_OPTIONS,
     ROW_FIELDS,
@@ -29,6 +30,9 @@ from engine.run.options import (
     UpdateOptions,
 )
 from tasks.table import task_of
+
+# what two runs do not share that are compared: how they prune, and where they are
+NOT_COMPARED = ("algorithm", "keep", "pruning_rate", "allocation", "output_dir", "resume", "recipe")
 
 
 @dataclass
@@ -129,6 +133,20 @@ def config_of(chosen):
     algorithm = algorithm_of(config.options)
     checks.check_options(config.options)
     return config, algorithm
+
+
+def compared(config, algorithm):
+    """The command of the same run with another algorithm; None if that refuses its options."""
+    options, defaults = flat(config), flat(Config())
+    usual = layers({name: options[name] for name in ("algorithm", "dataset")})
+    chosen = {"algorithm": algorithm, "dataset": options["dataset"]}
+    for name, value in options.items():
+        if value != usual[name] and name not in NOT_COMPARED:
+            chosen[name] = value
+    with suppress(UserError):
+        config_of(chosen)
+        return command({name: chosen[name] for name in chosen if chosen[name] != defaults[name]}
+                       | {"algorithm": algorithm})
 
 
 # --- a new run, or one that goes on ---

@@ -19,6 +19,7 @@ from engine.base import files, progress, ranks
 from engine.base.errors import UserError
 from engine.model.folders import checkpoints
 from engine.run.command_line import flat
+from engine.scoring.score import judged_alike
 
 # two runs that differ only in these are the same run
 NOT_COMPARED = ("output_dir", "resume", "recipe")
@@ -51,6 +52,24 @@ def make_folder(output_dir, stem):
 def options_of(run_dir):
     """The options of the run, {name: value}."""
     return json.loads(Path(run_dir, "run.json").read_text(encoding="utf-8"))
+
+
+def options_for_eval(model):
+    """{option of eval.py: value} of the run that `model` names, its folder or a checkpoint's; of
+    another model {}."""
+    for folder in (Path(model), Path(model).parent):
+        if (folder / "run.json").is_file():
+            run = options_of(folder)
+            same = ("max_new_tokens", "max_prompt_tokens", "system_prompt", "temperature", "stop",
+                    "chat_template_kwargs", "columns")
+            found = {name: run.get(name) for name in same}
+            found["benchmark"] = [run["eval_dataset"] or run["dataset"]]
+            if run["sampler"] not in ("ours", "vllm"):
+                found["sampler"] = run["sampler"]
+            if judged_alike(run["dataset"], *found["benchmark"]):
+                found["judge"] = run["rewards"][0]
+            return found
+    return {}
 
 
 def holds_run(output_dir, options, restarts):

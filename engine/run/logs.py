@@ -9,8 +9,8 @@ from pathlib import Path
 from engine.base import files, progress, ranks
 from engine.model.folders import base_of
 from engine.run import checkpoint
+from engine.run.config import compared
 from engine.run.metrics import COUNTS, first_group, mean, phase_totals
-from tasks.table import TASKS
 
 MERGE = """
 # The checkpoint holds only adapters. To merge them into their model:
@@ -109,9 +109,9 @@ def describe_step(algorithm, rule, questions):
 def announce(config, run, notes):
     """Print what is trained, the notes, and what the next step does."""
     model = run.networks.model
+    folder = f" Folder: {config.run.output_dir}" if config.run.output_dir else ""
     progress.note(f"{run.algorithm.name.upper()} on {Path(config.data.dataset).stem}: "
-                  f"{model.config.model_type}, {model.num_parameters():,} parameters. "
-                  f"Folder: {config.run.output_dir}")
+                  f"{model.config.model_type}, {model.num_parameters():,} parameters.{folder}")
     for note in dict.fromkeys(notes):
         progress.note(f"note: {note}")
     if run.state.step:
@@ -203,12 +203,7 @@ def report(summary, config):
         print(f"best      {folder}/{checkpoint.BEST}: step {best['step']}, greedy accuracy "
               f"{best['accuracy']:.3f}, chosen on {summary['chosen_on']}")
     print(f"look      {folder}/curves.png")
-    other = "cppo" if summary["algorithm"] == "grpo" else "grpo"
-    print("compare   the same command with --algorithm", other)
-    benchmark = config.data.eval_dataset or config.data.dataset
-    words = ["python", "eval.py", "--model", folder, "--benchmark", benchmark]
-    if config.data.columns and benchmark not in TASKS:
-        words += ["--columns", *config.data.columns]
-    if config.sampling.sampler not in ("ours", "vllm"):
-        words += ["--sampler", config.sampling.sampler]
-    print("evaluate ", shlex.join(words))
+    other = compared(config, "cppo" if summary["algorithm"] == "grpo" else "grpo")
+    if other:
+        print("compare  ", other)
+    print("evaluate ", shlex.join(["python", "eval.py", "--model", folder]))

@@ -83,9 +83,14 @@ def accuracy_reward(reward_functions, dataset, eval_dataset):
     If `eval_dataset` is no local file and has other rewards than `dataset`, it is the first reward
     of `eval_dataset`.
     """
-    rewards_there = task_of(eval_dataset).rewards
-    same = rewards_there == task_of(dataset).rewards or Path(eval_dataset).is_file()
-    return reward_functions[0].function if same else REWARDS[rewards_there[0]]
+    if judged_alike(dataset, eval_dataset):
+        return reward_functions[0].function
+    return REWARDS[task_of(eval_dataset).rewards[0]]
+
+
+def judged_alike(dataset, other):
+    """Whether the first reward of a run on `dataset` also judges the questions of `other`."""
+    return Path(other).is_file() or task_of(other).rewards == task_of(dataset).rewards
 
 
 def read(name, text):

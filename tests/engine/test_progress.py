@@ -101,7 +101,7 @@ def test_a_run_leaves_a_table_and_what_to_do_next(small, tmp_path, monkeypatch, 
     assert f"{(third + fourth) / 2:.1f}  " in lines[2] and max(map(len, lines)) <= 100
     for phrase in ("On 4 test questions: greedy accuracy ",
                    f"model     {folder}/checkpoint-000005", f"look      {folder}/curves.png",
-                   "compare   the same command with --algorithm grpo",
+                   "compare   python train.py --algorithm=grpo ",
                    f"evaluate  python eval.py --model {folder}"):
         assert phrase in out
     assert err == "" and {("sampling", 1, 24, "tokens"), ("scoring",), ("log-probabilities",),

@@ -1,0 +1,105 @@
+"""The commands that a run prints work as they are, and measure what the run has measured."""
+
+import json
+import re
+import shlex
+
+import pytest
+
+import eval as evaluation
+import train
+from engine.base.errors import UserError
+from engine.run.command_line import command, given
+from engine.run.config import Config, compared, config_of
+from engine.run.folder import options_for_eval
+from tests.engine.runs import run, sums, written
+from tests.test_train import stop_after
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+BRIEF = ("--questions_per_step 1 --group_size 4 --max_new_tokens 16 --steps 2 --temperature 0.9 "
+         "--eval_questions 4 --lr 1e-3")
+
+
+def printed(capsys, name):
+    """The words of the command that a run has printed under this name."""
+    [line] = re.findall(f"^{name} +python (.+)$", capsys.readouterr().out, re.MULTILINE)
+    return shlex.split(line)
+
+
+def test_the_commands_at_the_end_of_a_run_work_and_measure_the_same(
+    small, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    data = written(tmp_path / "my data.jsonl", [
+        {"q": row["question"], "answer": row["answer"]} for row in sums(8)])
+    folder = tmp_path / "my run"
+    (tmp_path / "mine.py").write_text(
+        "def mine(completions, **columns):\n    return [float(len(c)) for c in completions]\n")
+    words = [*BRIEF.split(), "--dataset", str(data), "--eval_dataset", str(data), "--columns",
+             "question=q", "--pruning_rate", "0.5", "--stop", "9", "--system_prompt", "Add it.",
+             "--rewards", "mine.py:mine:2", "number_accuracy"]
+    run_words = ["--model", str(small), "--output_dir", str(folder), *words]
+    assert train.main(run_words) == 0
+    out = capsys.readouterr().out
+    lines = dict(re.findall(r"^(compare|evaluate) +python (.+)$", out, re.MULTILINE))
+    program, *again = shlex.split(lines["evaluate"])
+    evaluation.main(again)
+    scores = json.loads((folder / "eval-my data.json").read_text())
+    assert program == "eval.py" and scores["questions"] == 8
+    wanted = {"judge": "mine.py:mine:2", "max_new_tokens": 16, "temperature": 0.9, "stop": ["9"],
+              "system_prompt": "Add it."}
+    assert wanted.items() <= scores.items()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert scores["greedy"]["accuracy"] == summary["after"]["greedy"]["accuracy"] > 0
+
+    program, *other = shlex.split(lines["compare"])
+    chosen = given(Config, other)
+    assert program == "train.py" and chosen["algorithm"] == "grpo"
+    assert not {"pruning_rate", "output_dir"} & chosen.keys()
+    assert (chosen["stop"], chosen["columns"]) == (["9"], ["question=q"])
+    assert train.main(other) == 0  # into a folder of its own
+
+
+def test_the_command_after_ctrl_c_is_whole(small, tmp_path, monkeypatch, capsys):
+    stop_after(1, monkeypatch)
+    run(small, tmp_path / "run", BRIEF)
+    said = capsys.readouterr().out
+    [line] = re.findall("To go on from .*: python train.py (.+)$", said, re.MULTILINE)
+    assert train.main(shlex.split(line)) == 0
+
+
+@pytest.mark.parametrize("options, algorithm, words", [
+    ({"pruning_rate": 0.5, "output_dir": "x"}, "grpo", "--algorithm=grpo"),
+    ({"algorithm": "grpo", "beta": 0.0, "seed": 3}, "cppo", "--algorithm=cppo --beta=0.0 --seed=3"),
+    ({"chat_template_kwargs": {"a": False}, "lora": 4}, "grpo",
+     """--algorithm=grpo '--chat_template_kwargs={"a": false}' --lora=4"""),
+    ({"algorithm": "cppo", "shortest_prefix": 0.5}, "gspo", None),  # it does not take it
+])
+def test_the_command_of_another_algorithm(options, algorithm, words):
+    config, _ = config_of(options)
+    found = compared(config, algorithm)
+    assert found is None if words is None else sorted(shlex.split(found)[2:]) == sorted(
+        shlex.split(words))
+
+
+def test_a_job_of_several_processes_is_started_by_torchrun(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("sys.argv", ["examples/my loss.py"])
+    assert command({"output_dir": "a b", "resume": True}) == (
+        "torchrun --nproc-per-node 2 'examples/my loss.py' '--output_dir=a b' --resume=True")
+
+
+def test_another_model_or_benchmark_takes_nothing_of_a_run(tmp_path):
+    assert options_for_eval("toy") == options_for_eval(str(tmp_path)) == {}
+    files = {"dataset": "gsm8k", "eval_dataset": "math500", "rewards": ["gsm8k_accuracy"],
+             "sampler": "vllm", "max_new_tokens": 7}
+    (tmp_path / "run.json").write_text(json.dumps(files))
+    for model in (tmp_path, tmp_path / "checkpoint-000001"):
+        found = options_for_eval(str(model))
+        # another data set has another judge
+        assert found["benchmark"] == ["math500"] and "judge" not in found
+        assert "sampler" not in found and found["max_new_tokens"] == 7
+    config = evaluation.check({"model": str(tmp_path), "benchmark": ["toy"]})
+    assert config.max_new_tokens is None
+    with pytest.raises(UserError, match="has no effect with --samples 0"):
+        evaluation.check({"model": str(tmp_path), "samples": 0, "temperature": 1.0})
