@@ -94,9 +94,10 @@ STILL = "The updates hardly move"
 AWAY = "The clip takes the gradient away"
 NOISE = "The samples are noise"
 ALIKE = "The samples are all alike"
+SAME = "Rewards differ within groups, but the advantages do not"
 NO_ANSWER = "In most completions no answer is found"
 HARD = "The questions are too hard"
-WRONG = "The reward pays wrong answers"
+WRONG = "The reward pays answers that are not the gold"
 EASY = "The questions are too easy"
 GAMED = "Another reward is gamed"
 COLLAPSES = "The entropy collapses"
@@ -116,6 +117,9 @@ TWICE = {"options": {"mu": 2}}
     ("sampler_gap", 0.02, 0.6, "A group is not one question", {"group_gap": 0.006}),
     ("entropy", 0.9, 1.1, NOISE, {"options": HOT}),
     ("options", {"temperature": 1.1}, HOT, NOISE, {"entropy": 1.1}),
+    ("entropy", 2.4, 2.6, NOISE, {}), ("entropy", once(2.6, 0)[::-1], 2.6, NOISE, {}),
+    ("no_signal", 0.99, 1.0, SAME, {}), ("no_signal/a", 1.0, 0.99, SAME, {"no_signal": 1.0}),
+    ("grad_norm", once(0.0, 0.1), 0.0, "The gradient is 0", {}),
     ("no_signal", 0.4, 0.6, ALIKE, {"options": COLD}),
     ("options", {"temperature": 0.8}, COLD, ALIKE, {"no_signal": 0.6}),
     ("kl_old", once(0.0, 0.09), once(0.0, 0.11), LARGE, {}),
@@ -173,10 +177,9 @@ UNREAD = {"unreadable": 0.6, "no_signal/a": 1.0, "completions": ["12"]}
     ({"truncated": 0.5, "accuracy": 0.1, "prompt": ".\n\nUser: 1+1=?\nAssistant:"},
      "The chat template is not applied: the model has none"),
     ({"truncated": 0.5, "accuracy": 0.1, "completions": ["<answer>2</answer>4+5-6+7-8+9-2+3-4+5"]},
-     "Answers do not end: the model has no EOS"),
-    ({"accuracy": change(0.5, 0.09)}, LARGE), ({"accuracy": change(0.5, 0.11)}, BELOW),
-    ({"accuracy": change(0.12, 0.021)}, BELOW),
-    ({"accuracy": change(0.5, 0.09), "reward": RISES}, BELOW),
+     "Answers do not end: the model writes on after"),
+    # wrong advantages also make it fall
+    ({"accuracy": change(0.5, 0.09)}, BELOW),
     # a form that is met once, and one that is not known
     ({"accuracy": RISES, "reward/format_reward": once(0.0, 0.1)}, None),
     ({"accuracy": RISES, "reward/my_format": 0.0}, None),
