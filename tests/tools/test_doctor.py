@@ -2,10 +2,14 @@
 limit after the other, and in real runs."""
 
 import contextlib
+import math
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
+from algorithms import ALGORITHMS, grpo_advantages
 from engine.base import files
 from engine.base.errors import UserError
 from engine.model import networks
@@ -95,6 +99,7 @@ AWAY = "The clip takes the gradient away"
 NOISE = "The samples are noise"
 ALIKE = "The samples are all alike"
 SAME = "Rewards differ within groups, but the advantages do not"
+NO_TOOL = "The model calls a tool, and nobody answers"
 NO_ANSWER = "In most completions no answer is found"
 HARD = "The questions are too hard"
 WRONG = "The reward pays answers that are not the gold"
@@ -118,17 +123,22 @@ TWICE = {"options": {"mu": 2}}
     ("entropy", 0.9, 1.1, NOISE, {"options": HOT}),
     ("options", {"temperature": 1.1}, HOT, NOISE, {"entropy": 1.1}),
     ("entropy", 2.4, 2.6, NOISE, {}), ("entropy", once(2.6, 0)[::-1], 2.6, NOISE, {}),
-    ("no_signal", 0.99, 1.0, SAME, {}), ("no_signal/a", 1.0, 0.99, SAME, {"no_signal": 1.0}),
+    ("no_signal", 0.99, 1.0, SAME, {}),
     ("grad_norm", once(0.0, 0.1), 0.0, "The gradient is 0", {}),
-    ("no_signal", 0.4, 0.6, ALIKE, {"options": COLD}),
-    ("options", {"temperature": 0.8}, COLD, ALIKE, {"no_signal": 0.6}),
+    ("no_signal", 0.2, 0.4, ALIKE, {"options": COLD, "completions": "22"}),
+    ("completions", "2345", "2344", ALIKE, {"options": COLD, "no_signal": 0.6}),
+    ("options", {"temperature": 0.8}, COLD, ALIKE, {"no_signal": 0.6, "completions": "22"}),
+    ("calls", 0.1, 0.0, NO_TOOL, {"completions": ["</tool>"]}),
+    ("completions", ["2"] * 9 + ["</tool>"], ["2", "</tool>"], NO_TOOL, {"calls": 0.0}),
     ("kl_old", once(0.0, 0.09), once(0.0, 0.11), LARGE, {}),
     ("kl", once(0.0, 9.0), once(0.0, 11.0), LARGE, {}),
+    ("kl", once(0.0, 39.0), once(0.0, 41.0), LARGE, {"options": {"temperature": 0.5}}),
     ("grad_norm", once(1.0, 90.0), once(1.0, 110.0), LARGE, {}),
     ("truncated", 0.09, 0.11, CUT, {"accuracy": 0.4}),
     ("truncated", 0.19, 0.21, CUT, {"accuracy": RISES}),  # it may begin so, and rise
     ("accuracy", 0.51, 0.49, CUT, {"truncated": 0.15}),
-    ("truncated", 0.4, 0.6, CUT, {"steps": 3}),
+    ("truncated", 0.4, 0.6, CUT, {"steps": 3, "accuracy": 0.4}),
+    ("truncated", once(0.6, 0.0)[::-1], 0.6, CUT, {"accuracy": 0.4}),  # the updates did it
     ("no_signal/a", 0.59, 0.61, ALWAYS, {}),
     ("reward", 0.5, RISES, GAMED, {"reward/b": RISES}),
     ("truncated", change(0.0, 0.19), change(0.0, 0.21), "The length runs away", {}),
@@ -252,7 +262,7 @@ def test_of_few_steps_it_says_that_they_are_few_and_what_it_looked_at(tmp_path, 
     main([str(tmp_path)])
     said = capsys.readouterr().out
     assert said.startswith("3 steps are too few to judge the accuracy: that takes 8. Only these ")
-    assert all(f"{name} 0 → 0" in said for name in looked)
+    assert all(f"{name} 0 (at most 0)" in said for name in looked)
     assert "unreadable" not in said  # an earlier version did not measure it
 
 
@@ -271,10 +281,22 @@ def test_a_healthy_run_and_a_folder_without_a_run(tmp_path, capsys):
 # --- real runs ---
 
 
+TIMES = {"none": 0.0, "nan": math.nan, "against": -1.0}  # wrong advantages: GRPO's times these
+TOOL = "--model toy --dataset toy_tool --eval_questions 8 --max_new_tokens 64 "
+WITH_TOOL = f"{TOOL}--sampler examples/my_tool.py:WithCalculator "
+
+
+def times_grpo(rollout, times):
+    return times * grpo_advantages(rollout)
+
+
 @pytest.fixture
-def found(tmp_path, small, undrawn, capsys):
+def found(tmp_path, small, undrawn, capsys, monkeypatch):
     """found(words of the command line) → what the doctor finds in this run. At its end, also if it
-    stops, train.py says the first finding."""
+    stops, train.py says it."""
+    for name, times in TIMES.items():
+        own = partial(times_grpo, times=times)
+        monkeypatch.setitem(ALGORITHMS, name, replace(ALGORITHMS["grpo"], advantages=own))
     (tmp_path / "own.py").write_text(OWN)
     data = written(tmp_path / "questions.jsonl", map(toy.question, range(400)))
     usual = ("--algorithm grpo --questions_per_step 2 --group_size 8 --steps 10 --lr 3e-4 "
@@ -293,17 +315,24 @@ def found(tmp_path, small, undrawn, capsys):
     return found
 
 
-# the others need eight steps and more
+# those that are slow need eight steps and more
 @pytest.mark.parametrize("words, what", [
     ("--steps 1 --rewards own:one", WRONG), ("--steps 1 --max_new_tokens 2", CUT),
     ("--steps 1 --rewards own:fails_on_thoughts", "A reward function fails"),
     ("--steps 1 --algorithm cppo --keep own:none", "No completion is kept"),
     ("--steps 2 --rewards own:zero", "The reward never fires"),
-    ("--lr 1e9 --rewards own:even", "Updates are skipped"), ("--steps 2 --algorithm cppo", None),
+    ("--steps 1 --algorithm none", SAME), ("--steps 10 --algorithm nan", SAME),
+    ("--lr 1e9 --rewards own:even", "Updates are skipped"),
+    ("--lr 10 --steps 3", LARGE), ("--lr 10 --warmup 0.5", LARGE), (f"{TOOL}--steps 2", NO_TOOL),
+    ("--temperature 3 --steps 2", NOISE), ("--stop <answer> --steps 2", NO_ANSWER),
+    # healthy
+    ("--steps 2 --algorithm cppo", None), ("--steps 3 --beta 0", None),
+    ("--steps 2 --lora 4", None), (f"{WITH_TOOL}--steps 2", None),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
         ("--max_new_tokens 12 --steps 16", CUT), ("--temperature 3", NOISE),
         ("--temperature 0.05 --rewards own:even", ALIKE),
         ("--lr 0.1 --rewards own:even", LARGE), ("--lr 1e-5 --rewards own:even", STILL),
+        ("--steps 24 --algorithm against --rewards own:even", BELOW),
         ("--steps 24 --rewards own:even own:odd:3", GAMED),
         ("--rewards code_accuracy code_format", NO_ANSWER),
         ("--lr 5e-5 --clip_low 1e-6 --clip_high 1e-6 --rewards own:even", AWAY),
