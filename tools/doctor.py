@@ -20,7 +20,7 @@ from statistics import fmean, pvariance
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from answers import extract_answer, gold_answer, same_number
-from engine.base import files
+from engine.base import files, progress
 from engine.base.errors import UserError
 from engine.run.command_line import run_program
 from engine.run.folder import options_of
@@ -85,6 +85,11 @@ def answers_of(samples, first):
     return Answers(texts, right, wrong, late)
 
 
+def is_zero(metric):
+    """Whether it was measured, and always 0 (or less)."""
+    return metric.count and metric.most <= 0
+
+
 def seen(metrics, names, texts=()):
     """What metrics do, and one of some completions. names: of the metrics, in one string."""
     words = []
@@ -143,18 +148,18 @@ def findings_of_parts(m, options, first):
                    f"no_signal no_signal/{first}",
                    "look for 0 or NaN in your function of the advantages; or the weights of the "
                    "rewards take the differences away")
-        if m["accuracy"].most == 0:
+        if is_zero(m["accuracy"]):
             yield ("The accuracy says nothing, because the first reward is never above 0.",
                    f"reward/{first} accuracy",
                    "look at the reward, or let it pay right answers more")
     if m["skipped_updates"].mean > 0.02:  # healthy: 0
         yield ("Updates are skipped: loss or gradient is not finite.", "skipped_updates",
                "lower --lr, or look for NaN in a loss of your own")
-    if m["kept"].most == 0 and m["kept"].count:
+    if is_zero(m["kept"]):
         yield ("No completion is kept, so nothing is trained on.", "kept completions",
                f"return rows of the batch from --keep {options.get('keep')}; or the model cuts off "
                "every completion, and --mask_truncated leaves them out")
-    if m["grad_norm"].most == 0 and m["grad_norm"].count:
+    if is_zero(m["grad_norm"]):
         yield "The gradient is 0.", "grad_norm loss", "look at your loss: it may be a constant"
 
 
@@ -188,8 +193,7 @@ def findings_of_its_start(m, options, samples):
         yield (f"The samples are all alike at --temperature {temperature}.", "entropy no_signal",
                "--temperature 1", texts)
     calling = [text for text in texts if "</tool" in text]
-    unanswered = m["calls"].count and m["calls"].most == 0
-    if unanswered and len(calling) > 0.1 * len(texts):
+    if is_zero(m["calls"]) and len(calling) > 0.1 * len(texts):
         yield ("The model calls a tool, and nobody answers.", "calls accuracy",
                "name a --sampler that does, as examples/my_tool.py", calling)
     # healthy: 0.024 (LoRA), 1.4, and 4 times the start; --lr 1e-2: 0.5, 300, 2
@@ -227,7 +231,7 @@ def findings_of_answers(m, options, names, samples, stuck):
             yield from why_no_signal(m, first, answers)
     for name in names[1:]:
         marks = MARKS.get(name.removeprefix("soft_"))
-        if marks and m[f"reward/{name}"].most == 0:
+        if marks and is_zero(m[f"reward/{name}"]):
             nearest, what = nearest_miss(answers.texts, marks)
             yield (f"The format is never met. The nearest completion {what}.", f"reward/{name}",
                    "show it in --system_prompt, or pay its parts (soft_format_reward)", [nearest])
@@ -330,7 +334,7 @@ def of_one_step(metrics, samples, options):
 
 def conclusions(found, m, steps):
     """The first finding as a sentence, in a list; [] if there is none."""
-    when = f"{steps} steps" if steps > 1 else "1 step"
+    when = progress.count(steps, "step")
     for what, names, cure, *texts in found:
         return [f"{what} Seen in {when}: {seen(m, names, *texts)}. Try: {cure}."]
     return []
