@@ -304,10 +304,11 @@ def findings_of_small_updates(m, options):
     kl_old = m["kl_old"]
     updates = options.get("mu", 1) * options.get("minibatches", 1)
     moved = updates * kl_old.count * m["lr"].mean
-    # healthy: 0.02, kl_old 3e-3; --lr 1e-5: 2e-5
-    still = moved < LEAST_MOVE or (updates > 1 and kl_old.most < 1e-4)
+    # healthy: 0.02, kl_old 3e-3 (LoRA: 4e-5, but kl 1e-3); --lr 1e-5: 2e-5
+    alike = updates > 1 and kl_old.most < 1e-4 and m["kl"].most < 1e-3
+    still = moved < LEAST_MOVE or alike
     if kl_old.count and still:
-        yield ("The updates hardly move the policy.", "kl_old clip_fraction lr",
+        yield ("The updates hardly move the policy.", "kl_old kl lr",
                "raise --lr (LoRA: ten times as much) or --epochs")
 
 

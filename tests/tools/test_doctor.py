@@ -150,7 +150,8 @@ TWICE = {"options": {"mu": 2}}
     ("steps", 7, 8, AWAY, {"clip_fraction": 0.16}),
     # all learning rates together move a weight by 1e-4
     ("lr", 1.1e-5, 9e-6, STILL, {}), ("lr", 6e-6, 4e-6, STILL, TWICE),
-    ("options", {}, {"mu": 2}, STILL, {"kl_old": 9e-5}),
+    ("options", {}, {"mu": 2}, STILL, {"kl_old": 9e-5, "kl": 9e-4}),
+    ("kl", 1.1e-3, 9e-4, STILL, TWICE | {"kl_old": 9e-5}),
 ])
 def test_each_limit_from_both_sides(name, healthy, faulty, what, more, tmp_path):
     for value, expected in ((healthy, None), (faulty, what)):
