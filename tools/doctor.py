@@ -284,7 +284,7 @@ def findings_of_its_course(m, options, names, texts):
                "give it only when the answer is right; a smaller weight may not help, because a "
                "group's std divides it away", texts)
     length, cut, entropy = m["length"], m["truncated"], m["entropy"]
-    cause = "find out which reward pays for it, or lower --lr"
+    cause = "find out what pays for it, a reward or advantages of your own; or lower --lr"
     # healthy: 0.02, and 13 → 35 tokens
     if cut.end > cut.start + 0.2:
         yield "The length runs away.", "length truncated", cause, texts
@@ -292,7 +292,8 @@ def findings_of_its_course(m, options, names, texts):
         yield "The length collapses.", "length truncated", cause, texts
     if entropy.end < 0.5 * entropy.start and m["no_signal"].end > 0.5:
         yield ("The entropy collapses.", "entropy no_signal",
-               "lower --lr, raise --clip_high or --beta, or find the safe answer that pays", texts)
+               "lower --lr, raise --clip_high or --beta, or find out what pays for the safe answer",
+               texts)
     # healthy: 0.02, GSPO 0.3; a range of 1e-6: 0.3
     most = 0.8 if "gspo" in options.get("algorithm", "") else 0.15
     if m["clip_fraction"].mean > most:

@@ -333,7 +333,7 @@ def found(tmp_path, small, undrawn, capsys, monkeypatch):
         ("--max_new_tokens 12 --steps 16", CUT), ("--temperature 3", NOISE),
         ("--temperature 0.05 --rewards own:even", ALIKE),
         ("--lr 0.1 --rewards own:even", LARGE), ("--lr 1e-5 --rewards own:even", STILL),
-        ("--steps 24 --algorithm against --rewards own:even", BELOW),
+        ("--steps 16 --algorithm against", BELOW),
         ("--steps 24 --rewards own:even own:odd:3", GAMED),
         ("--rewards code_accuracy code_format", NO_ANSWER),
         ("--lr 5e-5 --clip_low 1e-6 --clip_high 1e-6 --rewards own:even", AWAY),
