@@ -175,7 +175,8 @@ def findings_of_sampler(m):
     # healthy: 3e-7 in float32, 0.008 in bfloat16; weights off by a tenth: 0.08
     elif gap > 0.03:
         yield ("Sampler and trainer disagree about the same tokens.", "sampler_gap",
-               "--sampler ours, or another --dtype; or --importance_weights token_truncate")
+               "--sampler ours (a sampler of your own may not take the new weights), or another "
+               "--dtype; or --importance_weights token_truncate")
 
 
 def findings_of_its_start(m, options, samples):
@@ -195,7 +196,7 @@ def findings_of_its_start(m, options, samples):
     calling = [text for text in texts if "</tool" in text]
     if is_zero(m["calls"]) and len(calling) > 0.1 * len(texts):
         yield ("The model calls a tool, and nobody answers.", "calls accuracy",
-               "name a --sampler that does, as examples/my_tool.py", calling)
+               "a --sampler that does, for example examples/my_tool.py:WithCalculator", calling)
     # healthy: 0.024 (LoRA), 1.4, and 4 times the start; --lr 1e-2: 0.5, 300, 2
     norm = m["grad_norm"]
     kl = max(100 * m["kl_old"].most, m["kl"].most)
@@ -266,8 +267,8 @@ def why_no_signal(m, first, answers):
                "or a larger --group_size", answers.wrong)
     if accuracy.start < 0.9:
         yield ("A question is always right or always wrong.", seen_in,
-               "take questions in between, --algorithm dapo, or a larger --group_size",
-               answers.wrong)
+               "take questions in between, --algorithm dapo, or a larger --group_size; if all "
+               "completions of a question are equal, look at the sampler", answers.wrong)
     if len(answers.wrong) > 0.2 * len(answers.texts):
         yield ("The reward pays answers that are not the gold answer.", seen_in,
                f"fix {first}, if they are wrong", answers.wrong)
