@@ -151,7 +151,7 @@ TWICE = {"options": {"mu": 2}}
     # all learning rates together move a weight by 1e-4
     ("lr", 1.1e-5, 9e-6, STILL, {}), ("lr", 6e-6, 4e-6, STILL, TWICE),
     ("options", {}, {"mu": 2}, STILL, {"kl_old": 9e-5, "kl": 9e-4}),
-    ("kl", 1.1e-3, 9e-4, STILL, TWICE | {"kl_old": 9e-5}),
+    ("kl", 1.1e-3, 9e-4, STILL, TWICE | {"kl_old": 9e-5}),  # adapters move slowly
 ])
 def test_each_limit_from_both_sides(name, healthy, faulty, what, more, tmp_path):
     for value, expected in ((healthy, None), (faulty, what)):
@@ -203,6 +203,8 @@ def test_a_finding_says_in_which_steps_and_shows_a_completion(tmp_path):
     [finding] = logged(tmp_path, entropy=FALLS, no_signal=RISES)
     assert "Seen in 10 steps: entropy 0.3 → 0.1 (at most 0.3); no_signal 0.1 → 0.8" in finding
     assert "; as '<answer>2</answer>'. Try: lower --lr" in finding
+    [finding] = logged(tmp_path, steps=1, truncated=0.97, accuracy=0.1)
+    assert "Seen in 1 step: truncated 0.97; length 9. Try" in finding
 
 
 QWEN3 = "<think>so</think>\n\n\n<answer>2</answer>"
@@ -282,7 +284,7 @@ def test_a_healthy_run_and_a_folder_without_a_run(tmp_path, capsys):
 # --- real runs ---
 
 
-TIMES = {"none": 0.0, "nan": math.nan, "against": -1.0}  # wrong advantages: GRPO's times these
+TIMES = {"zero": 0.0, "nan": math.nan, "against": -1.0}  # wrong advantages: GRPO's times these
 TOOL = "--model toy --dataset toy_tool --eval_questions 8 --max_new_tokens 64 "
 WITH_TOOL = f"{TOOL}--sampler examples/my_tool.py:WithCalculator "
 
@@ -322,7 +324,7 @@ def found(tmp_path, small, undrawn, capsys, monkeypatch):
     ("--steps 1 --rewards own:fails_on_thoughts", "A reward function fails"),
     ("--steps 1 --algorithm cppo --keep own:none", "No completion is kept"),
     ("--steps 2 --rewards own:zero", "The reward never fires"),
-    ("--steps 1 --algorithm none", SAME), ("--steps 10 --algorithm nan", SAME),
+    ("--steps 1 --algorithm zero", SAME), ("--steps 10 --algorithm nan", SAME),
     ("--lr 1e9 --rewards own:even", "Updates are skipped"),
     ("--lr 10 --steps 3", LARGE), ("--lr 10 --warmup 0.5", LARGE), (f"{TOOL}--steps 2", NO_TOOL),
     ("--temperature 3 --steps 2", NOISE), ("--stop <answer> --steps 2", NO_ANSWER),
@@ -333,7 +335,7 @@ def found(tmp_path, small, undrawn, capsys, monkeypatch):
         ("--max_new_tokens 12 --steps 16", CUT), ("--temperature 3", NOISE),
         ("--temperature 0.05 --rewards own:even", ALIKE),
         ("--lr 0.1 --rewards own:even", LARGE), ("--lr 1e-5 --rewards own:even", STILL),
-        ("--steps 16 --algorithm against", BELOW),
+        ("--steps 16 --algorithm against", BELOW), (f"{WITH_TOOL}--steps 10", None),
         ("--steps 24 --rewards own:even own:odd:3", GAMED),
         ("--rewards code_accuracy code_format", NO_ANSWER),
         ("--lr 5e-5 --clip_low 1e-6 --clip_high 1e-6 --rewards own:even", AWAY),
@@ -349,6 +351,7 @@ def test_a_fault_is_named_first(words, what, found):
 @pytest.mark.parametrize("algorithm", [
     "grpo", "cppo", "drgrpo", "dapo", "gspo", "gdpo", "pods", "cppo_published", "ppo",
     "gfpo --pruning_rate 0.25",  # at its 0.5 GFPO needs more steps than a test has
+    "cppo --beta 0 --mask_truncated", "grpo --lora 4 --lr 3e-3",
 ])
 def test_a_run_that_learns_gets_no_finding(algorithm, found, tmp_path, monkeypatch):
     # PPO's critic learns at the toy's rate: the questions come from a file, whose rate is GSM8K's
