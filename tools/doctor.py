@@ -280,10 +280,10 @@ def findings_of_its_course(m, options, names, texts):
     step."""
     risen = [f"reward/{name}" for name in names[1:] if m[f"reward/{name}"].rises]
     if risen and m["reward"].rises:
-        yield ("Another reward is gamed: the accuracy does not rise.",
+        yield ("Another reward rises, and the accuracy does not: it is gamed, or learned first.",
                f"{' '.join(risen)} accuracy",
-               "give it only when the answer is right; a smaller weight may not help, because a "
-               "group's std divides it away", texts)
+               "more steps; if it is gamed, give it only when the answer is right: a smaller "
+               "weight may not help, because a group's std divides it away", texts)
     length, cut, entropy = m["length"], m["truncated"], m["entropy"]
     cause = "find out what pays for it, a reward or advantages of your own; or lower --lr"
     # healthy: 0.02, and 13 → 35 tokens
