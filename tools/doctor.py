@@ -3,8 +3,10 @@
     python tools/doctor.py runs/toy-cppo-1
 
 A finding is (what, names of the metrics that show it, cure, and maybe completions that show it).
-The functions yield findings, a cause before its effects.
-"Healthy" in a comment: the extreme of full toy runs. At the end of a run train.py prints the first
+The functions yield findings, a cause before its effects. Only the first finding is said: the next
+ones may be its effects. It says what was seen. It names a cause only if the logs exclude the other
+causes; else its cure names all that are left.
+"Healthy" in a comment: the extreme of full toy runs. At the end of a run train.py prints the
 finding; if there is none, it prints the command of this program.
 """
 
@@ -12,14 +14,13 @@ import json
 import shlex
 import sys
 from collections import defaultdict, namedtuple
-from itertools import islice
 from pathlib import Path
 from statistics import fmean, pvariance
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from answers import extract_answer, gold_answer, same_number
-from engine.base import files
+from engine.base import files, progress
 from engine.base.errors import UserError
 from engine.run.command_line import run_program
 from engine.run.folder import options_of
@@ -30,8 +31,9 @@ from tools.forms import MARKS, nearest_miss
 # 1e-3
 LEAST_MOVE = 1e-4
 STEPS = 8  # fewer say nothing about the accuracy: four for the start, four for the end
-# start: mean of an eighth of the values; end: of a quarter; most: the largest
-Metric = namedtuple("Metric", "start end mean most rises falls count", defaults=[0.0] * 7)
+# first: before any update; start: mean of an eighth of the values; end: of a quarter; most: the
+# largest
+Metric = namedtuple("Metric", "first start end mean most rises falls count", defaults=[0.0] * 8)
 # completions: all, the right ones, the wrong ones, those that go on after their answer
 Answers = namedtuple("Answers", "texts right wrong late")
 
@@ -55,7 +57,11 @@ def metric_of(values):
     error = (squared_error(first) + squared_error(last)) ** 0.5
     rises = end - start > 2 * error
     falls = start - end > 2 * error
-    return Metric(start, end, fmean(values), max(values), rises, falls, len(values))
+    return Metric(values[0], start, end, fmean(values), max(values), rises, falls, len(values))
+
+
+def texts_of(samples):
+    return [row["completion"] for sample in samples for row in sample["completions"]]
 
 
 def squared_error(values):
@@ -79,83 +85,85 @@ def answers_of(samples, first):
     return Answers(texts, right, wrong, late)
 
 
+def is_zero(metric):
+    """Whether it was measured, and always 0 (or less)."""
+    return metric.count and metric.most <= 0
+
+
 def seen(metrics, names, texts=()):
     """What metrics do, and one of some completions. names: of the metrics, in one string."""
     words = []
     for name in names.split():
         m = metrics[name]
         if m.count:  # earlier versions measured less
-            words.append(f"{name} {m.start:.2g} → {m.end:.2g} (at most {m.most:.2g})")
+            words.append(f"{name} {course_of(m)}")
     if texts:
         words.append(f"as {texts[len(texts) // 2]!r:.120}")
     return "; ".join(words)
+
+
+def course_of(m):
+    if m.count == 1:
+        return f"{m.mean:.2g}"
+    # start and end of a few values are means of the same ones
+    change = f"{m.start:.2g} → {m.end:.2g}" if m.count >= STEPS else f"{m.mean:.2g}"
+    return f"{change} (at most {m.most:.2g})"
 
 
 # --- the findings ---
 
 
 def findings(m, options, samples, steps, below=""):
-    """All findings of a run. m: its metrics. samples: its last ones. below: that it ends below its
-    start, in words."""
-    yield from findings_of_any_run(m, options)
+    """The findings of a run. m: its metrics. samples: those of its first steps and of its last one.
+    below: that it ends below its start, in words."""
+    names = [name.removeprefix("reward/") for name in m if name.startswith("reward/")]
+    enough = steps >= STEPS
+    stuck = below or not enough or not m["accuracy"].rises
+    yield from findings_of_parts(m, options, names[0])
     if not samples:
         return
-    names = [name.removeprefix("reward/") for name in m if name.startswith("reward/")]
-    first = names[0]
-    answers = answers_of(samples, first)
-    accuracy, no_signal = m["accuracy"], m[f"no_signal/{first}"]
-    enough = steps >= STEPS
-    if accuracy.most == 0 and no_signal.count and no_signal.mean < 1:  # the reward differs
-        yield ("The accuracy says nothing, because the first reward is never above 0.",
-               f"reward/{first} accuracy", "look at the reward, or let it pay right answers more")
-        accuracy = m[f"reward/{first}"]
-    stuck = enough and (below or not accuracy.rises)
-    if enough:
-        # healthy: 0.02; a run that rises may have begun with more
-        cut_off = m["truncated"].start > (0.1 if stuck else 0.2) and accuracy.mean < 0.5
-        flat = stuck and no_signal.start > 0.6  # healthy: 0.2; a bad model: 0.7
-    else:  # only what even a few steps show for certain
-        cut_off = m["truncated"].mean > 0.5
-        flat = 1 in (no_signal.mean, m["no_signal"].mean)
     if stuck:
-        yield from findings_of_its_start(m, options)
-    if cut_off:
-        what, texts, cure = why_cut_off(options, answers, samples[-1])
-        yield what, "truncated length", cure, texts
-    # a reward that pays what nobody can read has another way to read
-    unread = m["unreadable"].mean > 0.5 and accuracy.mean + m["unreadable"].mean <= 1
-    if (stuck or not enough) and accuracy is m["accuracy"] and accuracy.mean < 0.1 and unread:
-        yield ("In most completions no answer is found.", "unreadable accuracy",
-               f"show in --system_prompt a form that {first} reads", answers.wrong)
-    elif flat:
-        what, texts, cure = why_no_signal(m, first, answers)
-        yield what, f"no_signal/{first} all_right all_wrong accuracy", cure, texts
-    for name in names[1:]:
-        marks = MARKS.get(name.removeprefix("soft_"))
-        if marks and m[f"reward/{name}"].most == 0:
-            nearest, what = nearest_miss(answers.texts, marks)
-            yield (f"The format is never met. The nearest completion {what}.", f"reward/{name}",
-                   "show it in --system_prompt, or pay its parts (soft_format_reward)", [nearest])
-    if stuck:
-        last = [row["completion"] for row in samples[-1]["completions"]]
-        yield from findings_of_its_course(m, options, names, last)
+        yield from findings_of_its_start(m, options, samples[:4])
+    yield from findings_of_sampler(m)
+    yield from findings_of_answers(m, options, names, samples, stuck)
+    if stuck and enough:
+        yield from findings_of_its_course(m, options, names, texts_of(samples[-1:]))
         yield from findings_of_small_updates(m, options)
     if enough and below:
         yield (f"The run ends below its start: {below}.", "accuracy length truncated",
-               "compare the answers before and after it, in summary.json")
+               "compare the answers before and after it, in summary.json: do advantages or rewards "
+               "favour wrong answers? Or lower --lr")
 
 
-def findings_of_any_run(m, options):
+def findings_of_parts(m, options, first):
+    """What is wrong at once: in rewards, advantages, the rule that keeps, losses. first: the name
+    of the first reward."""
+    no_signal = m[f"no_signal/{first}"]
     if m["reward_failures"].most > 0.01:  # healthy: 0
         yield ("A reward function fails on some completions.", "reward_failures",
                "call it on completions of samples.jsonl")
+    if no_signal.count and no_signal.mean < 1:  # the reward differs
+        if m["no_signal"].mean == 1:
+            yield ("Rewards differ within groups, but the advantages do not.",
+                   f"no_signal no_signal/{first}",
+                   "look for 0 or NaN in your function of the advantages; or the weights of the "
+                   "rewards take the differences away")
+        if is_zero(m["accuracy"]):
+            yield ("The accuracy says nothing, because the first reward is never above 0.",
+                   f"reward/{first} accuracy",
+                   "look at the reward, or let it pay right answers more")
     if m["skipped_updates"].mean > 0.02:  # healthy: 0
         yield ("Updates are skipped: loss or gradient is not finite.", "skipped_updates",
-               f"lower --lr {options.get('lr')}")
-    if m["kept"].most == 0 and m["kept"].count:
+               "lower --lr, or look for NaN in a loss of your own")
+    if is_zero(m["kept"]):
         yield ("No completion is kept, so nothing is trained on.", "kept completions",
                f"return rows of the batch from --keep {options.get('keep')}; or the model cuts off "
                "every completion, and --mask_truncated leaves them out")
+    if is_zero(m["grad_norm"]):
+        yield "The gradient is 0.", "grad_norm loss", "look at your loss: it may be a constant"
+
+
+def findings_of_sampler(m):
     if m["tokens_without_logp"].most > 0:  # healthy: 0
         yield ("The sampler does not say how likely some tokens were.", "tokens_without_logp",
                "look for NaN in its log-probabilities; these tokens are not corrected")
@@ -167,63 +175,104 @@ def findings_of_any_run(m, options):
     # healthy: 3e-7 in float32, 0.008 in bfloat16; weights off by a tenth: 0.08
     elif gap > 0.03:
         yield ("Sampler and trainer disagree about the same tokens.", "sampler_gap",
-               "--sampler ours, or another --dtype; or --importance_weights token_truncate")
+               "--sampler ours (a sampler of your own may not take the new weights), or another "
+               "--dtype; or --importance_weights token_truncate")
 
 
-def findings_of_its_start(m, options):
+def findings_of_its_start(m, options, samples):
     """What makes the samples or the first updates useless."""
+    texts = texts_of(samples)
     temperature = options.get("temperature", 1.0)
-    at = f"at --temperature {temperature}."
-    # healthy, at 1: 0.2 nats; at 3: 1.9
-    if temperature > 1.2 and m["entropy"].start > 1:
-        yield f"The samples are noise {at}", "entropy no_signal", "--temperature 1"
-    # healthy, at 1: a signal in 80 % of the groups; at 0.05: in 10 %
-    if temperature < 0.7 and m["no_signal"].start > 0.5:
-        yield f"The samples are all alike {at}", "entropy no_signal", "--temperature 1"
-    if updates_are_too_large(m):
+    # healthy, at 1: 0.2 nats; at 3: 1.9; weights that were never trained: 3
+    if m["entropy"].first > (1 if temperature > 1.2 else 2.5):
+        yield (f"The samples are noise at --temperature {temperature}.", "entropy no_signal",
+               "--temperature 1, or a model that was trained", texts)
+    # healthy, at 1: 0.2, and 0.4 of the texts are different; at 0.05: 0.4 and 0.1
+    no_signal = from_start(m["no_signal"])
+    alike = len(set(texts)) < 0.25 * len(texts)
+    if temperature < 0.7 and alike and 0.3 < no_signal < 1:
+        yield (f"The samples are all alike at --temperature {temperature}.", "entropy no_signal",
+               "--temperature 1", texts)
+    calling = [text for text in texts if "</tool" in text]
+    if is_zero(m["calls"]) and len(calling) > 0.1 * len(texts):
+        yield ("The model calls a tool, and nobody answers.", "calls accuracy",
+               "a --sampler that does, for example examples/my_tool.py:WithCalculator", calling)
+    # healthy: 0.024 (LoRA), 1.4, and 4 times the start; --lr 1e-2: 0.5, 300, 2
+    norm = m["grad_norm"]
+    kl = max(100 * m["kl_old"].most, m["kl"].most)
+    # the logits are divided by the temperature
+    if kl * min(1, temperature) ** 2 > 10 or norm.most > 100 * norm.first > 0:
         yield ("The updates are too large.", "accuracy kl_old kl grad_norm",
                f"a tenth of --lr {options.get('lr')}; --target_kl 0.03 ends updates in time")
 
 
-def updates_are_too_large(m):
-    # healthy: 0.024 (LoRA), 1.4, and 4 times the start; --lr 1e-2: 0.5, 300, 2
-    accuracy, norm = m["accuracy"], m["grad_norm"]
-    if m["kl_old"].most > 0.1 or m["kl"].most > 10 or norm.most > 100 * norm.start:
-        return True
-    falls = accuracy.end < min(accuracy.start / 5, accuracy.start - 0.1)
-    return falls and not m["reward"].rises
+def from_start(metric):
+    """Its value before the first update, if it does not fall at once."""
+    return min(metric.first, metric.start)
+
+
+def findings_of_answers(m, options, names, samples, stuck):
+    """What the completions were like before the first update."""
+    first = names[0]
+    answers = answers_of(samples, first)
+    accuracy, unreadable = m["accuracy"], m["unreadable"]
+    enough = accuracy.count >= STEPS  # fewer show only the extremes
+    most = 0.1 if stuck else 0.2  # healthy: 0.02; a run that rises may have begun with more
+    if from_start(m["truncated"]) > (most if enough else 0.5) and accuracy.mean < 0.5:
+        yield from why_cut_off(options, answers, samples[0])
+    if stuck:
+        # a reward that pays what nobody can read has another way to read
+        unread = from_start(unreadable) > 0.5 and accuracy.mean + unreadable.mean <= 1
+        if accuracy.mean < 0.1 and unread:
+            yield ("In most completions no answer is found.", "unreadable accuracy",
+                   f"show in --system_prompt a form that {first} reads; or --stop cuts answers off",
+                   answers.wrong)
+        # healthy: 0.2; a bad model: 0.7
+        if from_start(m[f"no_signal/{first}"]) > (0.6 if enough else 0.99):
+            yield from why_no_signal(m, first, answers)
+    for name in names[1:]:
+        marks = MARKS.get(name.removeprefix("soft_"))
+        if marks and is_zero(m[f"reward/{name}"]):
+            nearest, what = nearest_miss(answers.texts, marks)
+            yield (f"The format is never met. The nearest completion {what}.", f"reward/{name}",
+                   "show it in --system_prompt, or pay its parts (soft_format_reward)", [nearest])
 
 
 def why_cut_off(options, answers, sample):
-    """Why completions are cut off: (what, completions that show it, cure). sample: the last."""
-    plain = f"User: {sample.get('question')}\nAssistant:"
-    if sample.get("prompt", "").endswith(plain):
-        return ("The chat template is not applied: the model has none.", [sample["prompt"]],
-                "take a chat model, or put its chat_template.jinja into its folder")
+    """Why completions are cut off. sample: the first."""
+    seen_in = "truncated length"
+    if sample.get("prompt", "").endswith(f"User: {sample.get('question')}\nAssistant:"):
+        yield ("The chat template is not applied: the model has none.", seen_in,
+               "take a chat model, or put its chat_template.jinja into its folder",
+               [sample["prompt"]])
     if len(answers.late) > 0.3 * len(answers.texts):
-        return ("Answers do not end: the model has no EOS.", answers.late,
-                "set eos_token_id in generation_config.json to the token that ends its turns, take "
-                "a chat model, or name with --stop what comes after an answer")
-    return ("Answers are cut off.", answers.wrong,
-            f"raise --max_new_tokens {options.get('max_new_tokens')}, or ask for short thoughts")
+        yield ("Answers do not end: the model writes on after them.", seen_in,
+               "set eos_token_id in generation_config.json to the token that ends its turns, take "
+               "a chat model, or name with --stop what comes after an answer", answers.late)
+    yield ("Answers are cut off.", seen_in,
+           f"raise --max_new_tokens {options.get('max_new_tokens')}, or ask for short thoughts; "
+           "if none ends, set eos_token_id in generation_config.json", answers.wrong)
 
 
 def why_no_signal(m, first, answers):
-    """Why the first reward, the accuracy, pays all completions of most questions the same. Returns
-    (what, completions that show it, cure)."""
+    """Why the first reward, the accuracy, pays all completions of most questions the same."""
     accuracy = m["accuracy"]
+    seen_in = f"no_signal/{first} all_right all_wrong accuracy"
     if m[f"no_signal/{first}"].mean == 1 and accuracy.mean < 0.01 and answers.right:
-        return ("The reward never fires, not even for right answers.", answers.right,
-                f"call {first} on it: it may want another form or column")
+        yield ("The reward never fires, not even for right answers.", seen_in,
+               f"call {first} on it: it may want another form or column", answers.right)
     if accuracy.start < 0.1:
-        return ("The questions are too hard.", answers.wrong,
-                "take easier questions, a better model, or a larger --group_size")
+        yield ("The questions are too hard, or the gold answers or the reward are wrong.", seen_in,
+               "compare this answer with the gold one; then take easier questions, a better model, "
+               "or a larger --group_size", answers.wrong)
     if accuracy.start < 0.9:
-        return ("A question is always right or always wrong.", answers.wrong,
-                "take questions in between, --algorithm dapo, or a larger --group_size")
+        yield ("A question is always right or always wrong.", seen_in,
+               "take questions in between, --algorithm dapo, or a larger --group_size; if all "
+               "completions of a question are equal, look at the sampler", answers.wrong)
     if len(answers.wrong) > 0.2 * len(answers.texts):
-        return "The reward pays wrong answers.", answers.wrong, f"fix {first}"
-    return "The questions are too easy.", answers.right, "take harder questions"
+        yield ("The reward pays answers that are not the gold answer.", seen_in,
+               f"fix {first}, if they are wrong", answers.wrong)
+    yield "The questions are too easy.", seen_in, "take harder questions", answers.right
 
 
 def findings_of_its_course(m, options, names, texts):
@@ -231,20 +280,21 @@ def findings_of_its_course(m, options, names, texts):
     step."""
     risen = [f"reward/{name}" for name in names[1:] if m[f"reward/{name}"].rises]
     if risen and m["reward"].rises:
-        yield ("Another reward is gamed: the accuracy does not rise.",
+        yield ("Another reward rises, and the accuracy does not: it is gamed, or learned first.",
                f"{' '.join(risen)} accuracy",
-               "give it only when the answer is right; a smaller weight may not help, because a "
-               "group's std divides it away", texts)
+               "more steps; if it is gamed, give it only when the answer is right: a smaller "
+               "weight may not help, because a group's std divides it away", texts)
     length, cut, entropy = m["length"], m["truncated"], m["entropy"]
-    cause = "find out which reward pays for it"
+    cause = "find out what pays for it, a reward or advantages of your own; or lower --lr"
     # healthy: 0.02, and 13 → 35 tokens
     if cut.end > cut.start + 0.2:
         yield "The length runs away.", "length truncated", cause, texts
-    elif length.end < 0.5 * length.start:
+    if length.end < 0.5 * length.start:
         yield "The length collapses.", "length truncated", cause, texts
     if entropy.end < 0.5 * entropy.start and m["no_signal"].end > 0.5:
         yield ("The entropy collapses.", "entropy no_signal",
-               "lower --lr, raise --clip_high or --beta, or find the safe answer that pays", texts)
+               "lower --lr, raise --clip_high or --beta, or find out what pays for the safe answer",
+               texts)
     # healthy: 0.02, GSPO 0.3; a range of 1e-6: 0.3
     most = 0.8 if "gspo" in options.get("algorithm", "") else 0.15
     if m["clip_fraction"].mean > most:
@@ -256,12 +306,12 @@ def findings_of_small_updates(m, options):
     kl_old = m["kl_old"]
     updates = options.get("mu", 1) * options.get("minibatches", 1)
     moved = updates * kl_old.count * m["lr"].mean
-    # healthy: 0.02, kl_old 3e-3; --lr 1e-5: 2e-5
-    still = moved < LEAST_MOVE or (updates > 1 and kl_old.most < 1e-4)
+    # healthy: 0.02, kl_old 3e-3 (LoRA: 4e-5, but kl 1e-3); --lr 1e-5: 2e-5
+    alike = updates > 1 and kl_old.most < 1e-4 and m["kl"].most < 1e-3
+    still = moved < LEAST_MOVE or alike
     if kl_old.count and still:
-        yield (f"The updates hardly move the policy: all learning rates add up to {moved:.1g}.",
-               "kl_old clip_fraction",
-               f"raise --lr {options.get('lr')} (LoRA: ten times as much) or --epochs")
+        yield ("The updates hardly move the policy.", "kl_old kl lr",
+               "raise --lr (LoRA: ten times as much) or --epochs")
 
 
 # --- what is said ---
@@ -273,9 +323,9 @@ def diagnosis(run_dir):
     if not rows:
         return [], {}, 0
     m, steps = metrics_of(rows), len(rows)
-    samples = files.read(Path(run_dir, "samples.jsonl"))[-200:]
+    samples = files.read(Path(run_dir, "samples.jsonl"))
     below = ends_below(run_dir, m["accuracy"])
-    found = findings(m, options_of(run_dir), samples, steps, below)
+    found = findings(m, options_of(run_dir), samples[:100] + samples[-1:], steps, below)
     return conclusions(found, m, steps), m, steps
 
 
@@ -286,12 +336,11 @@ def of_one_step(metrics, samples, options):
 
 
 def conclusions(found, m, steps):
-    """The three likeliest findings as sentences."""
-    sentences = []
-    when = f"{steps} steps" if steps > 1 else "1 step"
-    for what, names, cure, *texts in islice(found, 3):
-        sentences.append(f"{what} Seen in {when}: {seen(m, names, *texts)}. Try: {cure}.")
-    return sentences
+    """The first finding as a sentence, in a list; [] if there is none."""
+    when = progress.count(steps, "step")
+    for what, names, cure, *texts in found:
+        return [f"{what} Seen in {when}: {seen(m, names, *texts)}. Try: {cure}."]
+    return []
 
 
 def ends_below(run_dir, accuracy):

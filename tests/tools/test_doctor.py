@@ -2,10 +2,14 @@
 limit after the other, and in real runs."""
 
 import contextlib
+import math
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
+from algorithms import ALGORITHMS, grpo_advantages
 from engine.base import files
 from engine.base.errors import UserError
 from engine.model import networks
@@ -94,11 +98,13 @@ STILL = "The updates hardly move"
 AWAY = "The clip takes the gradient away"
 NOISE = "The samples are noise"
 ALIKE = "The samples are all alike"
+SAME = "Rewards differ within groups, but the advantages do not"
+NO_TOOL = "The model calls a tool, and nobody answers"
 NO_ANSWER = "In most completions no answer is found"
 HARD = "The questions are too hard"
-WRONG = "The reward pays wrong answers"
+WRONG = "The reward pays answers that are not the gold"
 EASY = "The questions are too easy"
-GAMED = "Another reward is gamed"
+GAMED = "Another reward rises, and the accuracy does not"
 COLLAPSES = "The entropy collapses"
 ALWAYS = "A question is always right or always"
 HOT = {"temperature": 1.3}
@@ -116,15 +122,23 @@ TWICE = {"options": {"mu": 2}}
     ("sampler_gap", 0.02, 0.6, "A group is not one question", {"group_gap": 0.006}),
     ("entropy", 0.9, 1.1, NOISE, {"options": HOT}),
     ("options", {"temperature": 1.1}, HOT, NOISE, {"entropy": 1.1}),
-    ("no_signal", 0.4, 0.6, ALIKE, {"options": COLD}),
-    ("options", {"temperature": 0.8}, COLD, ALIKE, {"no_signal": 0.6}),
+    ("entropy", 2.4, 2.6, NOISE, {}), ("entropy", once(2.6, 0)[::-1], 2.6, NOISE, {}),
+    ("no_signal", 0.99, 1.0, SAME, {}),
+    ("grad_norm", once(0.0, 0.1), 0.0, "The gradient is 0", {}),
+    ("no_signal", 0.2, 0.4, ALIKE, {"options": COLD, "completions": "22"}),
+    ("completions", "2345", "2344", ALIKE, {"options": COLD, "no_signal": 0.6}),
+    ("options", {"temperature": 0.8}, COLD, ALIKE, {"no_signal": 0.6, "completions": "22"}),
+    ("calls", 0.1, 0.0, NO_TOOL, {"completions": ["</tool>"]}),
+    ("completions", ["2"] * 9 + ["</tool>"], ["2", "</tool>"], NO_TOOL, {"calls": 0.0}),
     ("kl_old", once(0.0, 0.09), once(0.0, 0.11), LARGE, {}),
     ("kl", once(0.0, 9.0), once(0.0, 11.0), LARGE, {}),
+    ("kl", once(0.0, 39.0), once(0.0, 41.0), LARGE, {"options": {"temperature": 0.5}}),
     ("grad_norm", once(1.0, 90.0), once(1.0, 110.0), LARGE, {}),
     ("truncated", 0.09, 0.11, CUT, {"accuracy": 0.4}),
     ("truncated", 0.19, 0.21, CUT, {"accuracy": RISES}),  # it may begin so, and rise
     ("accuracy", 0.51, 0.49, CUT, {"truncated": 0.15}),
-    ("truncated", 0.4, 0.6, CUT, {"steps": 3}),
+    ("truncated", 0.4, 0.6, CUT, {"steps": 3, "accuracy": 0.4}),
+    ("truncated", once(0.6, 0.0)[::-1], 0.6, CUT, {"accuracy": 0.4}),  # the updates did it
     ("no_signal/a", 0.59, 0.61, ALWAYS, {}),
     ("reward", 0.5, RISES, GAMED, {"reward/b": RISES}),
     ("truncated", change(0.0, 0.19), change(0.0, 0.21), "The length runs away", {}),
@@ -136,7 +150,8 @@ TWICE = {"options": {"mu": 2}}
     ("steps", 7, 8, AWAY, {"clip_fraction": 0.16}),
     # all learning rates together move a weight by 1e-4
     ("lr", 1.1e-5, 9e-6, STILL, {}), ("lr", 6e-6, 4e-6, STILL, TWICE),
-    ("options", {}, {"mu": 2}, STILL, {"kl_old": 9e-5}),
+    ("options", {}, {"mu": 2}, STILL, {"kl_old": 9e-5, "kl": 9e-4}),
+    ("kl", 1.1e-3, 9e-4, STILL, TWICE | {"kl_old": 9e-5}),  # adapters move slowly
 ])
 def test_each_limit_from_both_sides(name, healthy, faulty, what, more, tmp_path):
     for value, expected in ((healthy, None), (faulty, what)):
@@ -173,10 +188,9 @@ UNREAD = {"unreadable": 0.6, "no_signal/a": 1.0, "completions": ["12"]}
     ({"truncated": 0.5, "accuracy": 0.1, "prompt": ".\n\nUser: 1+1=?\nAssistant:"},
      "The chat template is not applied: the model has none"),
     ({"truncated": 0.5, "accuracy": 0.1, "completions": ["<answer>2</answer>4+5-6+7-8+9-2+3-4+5"]},
-     "Answers do not end: the model has no EOS"),
-    ({"accuracy": change(0.5, 0.09)}, LARGE), ({"accuracy": change(0.5, 0.11)}, BELOW),
-    ({"accuracy": change(0.12, 0.021)}, BELOW),
-    ({"accuracy": change(0.5, 0.09), "reward": RISES}, BELOW),
+     "Answers do not end: the model writes on after"),
+    # wrong advantages also make it fall
+    ({"accuracy": change(0.5, 0.09)}, BELOW),
     # a form that is met once, and one that is not known
     ({"accuracy": RISES, "reward/format_reward": once(0.0, 0.1)}, None),
     ({"accuracy": RISES, "reward/my_format": 0.0}, None),
@@ -189,6 +203,8 @@ def test_a_finding_says_in_which_steps_and_shows_a_completion(tmp_path):
     [finding] = logged(tmp_path, entropy=FALLS, no_signal=RISES)
     assert "Seen in 10 steps: entropy 0.3 → 0.1 (at most 0.3); no_signal 0.1 → 0.8" in finding
     assert "; as '<answer>2</answer>'. Try: lower --lr" in finding
+    [finding] = logged(tmp_path, steps=1, truncated=0.97, accuracy=0.1)
+    assert "Seen in 1 step: truncated 0.97; length 9. Try" in finding
 
 
 QWEN3 = "<think>so</think>\n\n\n<answer>2</answer>"
@@ -249,7 +265,7 @@ def test_of_few_steps_it_says_that_they_are_few_and_what_it_looked_at(tmp_path, 
     main([str(tmp_path)])
     said = capsys.readouterr().out
     assert said.startswith("3 steps are too few to judge the accuracy: that takes 8. Only these ")
-    assert all(f"{name} 0 → 0" in said for name in looked)
+    assert all(f"{name} 0 (at most 0)" in said for name in looked)
     assert "unreadable" not in said  # an earlier version did not measure it
 
 
@@ -268,10 +284,22 @@ def test_a_healthy_run_and_a_folder_without_a_run(tmp_path, capsys):
 # --- real runs ---
 
 
+TIMES = {"zero": 0.0, "nan": math.nan, "against": -1.0}  # wrong advantages: GRPO's times these
+TOOL = "--model toy --dataset toy_tool --eval_questions 8 --max_new_tokens 64 "
+WITH_TOOL = f"{TOOL}--sampler examples/my_tool.py:WithCalculator "
+
+
+def times_grpo(rollout, times):
+    return times * grpo_advantages(rollout)
+
+
 @pytest.fixture
-def found(tmp_path, small, undrawn, capsys):
+def found(tmp_path, small, undrawn, capsys, monkeypatch):
     """found(words of the command line) → what the doctor finds in this run. At its end, also if it
-    stops, train.py says the first finding."""
+    stops, train.py says it."""
+    for name, times in TIMES.items():
+        own = partial(times_grpo, times=times)
+        monkeypatch.setitem(ALGORITHMS, name, replace(ALGORITHMS["grpo"], advantages=own))
     (tmp_path / "own.py").write_text(OWN)
     data = written(tmp_path / "questions.jsonl", map(toy.question, range(400)))
     usual = ("--algorithm grpo --questions_per_step 2 --group_size 8 --steps 10 --lr 3e-4 "
@@ -290,17 +318,24 @@ def found(tmp_path, small, undrawn, capsys):
     return found
 
 
-# the others need eight steps and more
+# those that are slow need eight steps and more
 @pytest.mark.parametrize("words, what", [
     ("--steps 1 --rewards own:one", WRONG), ("--steps 1 --max_new_tokens 2", CUT),
     ("--steps 1 --rewards own:fails_on_thoughts", "A reward function fails"),
     ("--steps 1 --algorithm cppo --keep own:none", "No completion is kept"),
     ("--steps 2 --rewards own:zero", "The reward never fires"),
-    ("--lr 1e9 --rewards own:even", "Updates are skipped"), ("--steps 2 --algorithm cppo", None),
+    ("--steps 1 --algorithm zero", SAME), ("--steps 10 --algorithm nan", SAME),
+    ("--lr 1e9 --rewards own:even", "Updates are skipped"),
+    ("--lr 10 --steps 3", LARGE), ("--lr 10 --warmup 0.5", LARGE), (f"{TOOL}--steps 2", NO_TOOL),
+    ("--temperature 3 --steps 2", NOISE), ("--stop <answer> --steps 2", NO_ANSWER),
+    # healthy
+    ("--steps 2 --algorithm cppo", None), ("--steps 3 --beta 0", None),
+    ("--steps 2 --lora 4", None), (f"{WITH_TOOL}--steps 2", None),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
         ("--max_new_tokens 12 --steps 16", CUT), ("--temperature 3", NOISE),
         ("--temperature 0.05 --rewards own:even", ALIKE),
         ("--lr 0.1 --rewards own:even", LARGE), ("--lr 1e-5 --rewards own:even", STILL),
+        ("--steps 16 --algorithm against", BELOW), (f"{WITH_TOOL}--steps 10", None),
         ("--steps 24 --rewards own:even own:odd:3", GAMED),
         ("--rewards code_accuracy code_format", NO_ANSWER),
         ("--lr 5e-5 --clip_low 1e-6 --clip_high 1e-6 --rewards own:even", AWAY),
@@ -316,6 +351,7 @@ def test_a_fault_is_named_first(words, what, found):
 @pytest.mark.parametrize("algorithm", [
     "grpo", "cppo", "drgrpo", "dapo", "gspo", "gdpo", "pods", "cppo_published", "ppo",
     "gfpo --pruning_rate 0.25",  # at its 0.5 GFPO needs more steps than a test has
+    "cppo --beta 0 --mask_truncated", "grpo --lora 4 --lr 3e-3",
 ])
 def test_a_run_that_learns_gets_no_finding(algorithm, found, tmp_path, monkeypatch):
     # PPO's critic learns at the toy's rate: the questions come from a file, whose rate is GSM8K's
