@@ -229,8 +229,8 @@ class Run:
         if failed >= BAD_UPDATES:
             raise UserError(
                 f"stopped at step {self.state.step}: {failed} updates in a row had a loss or a "
-                "gradient that is not finite, and were skipped. Lower --lr, or look into "
-                f"samples.jsonl. {checkpoint.how_to_resume(self.config.run.output_dir)}")
+                "gradient that is not finite, and were skipped. Lower --lr, or look for NaN in a "
+                f"loss of your own. {checkpoint.how_to_resume(self.config.run.output_dir)}")
 
     def go_back(self):
         """After --stop_kl has ended the run: take the networks of the newest checkpoint. Says so,
