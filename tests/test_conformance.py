@@ -451,6 +451,9 @@ def test_a_path_that_does_not_exist_is_told_in_one_sentence(here, tmp_path, capf
     code, output, _ = here("from grpo import kl_k1", "--path", tmp_path / "nowhere")
     assert code == 2 and "there is no such folder" in output
     assert kit.main([str(tmp_path / "other.py")]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        kit.main([])
     assert kit.main([__file__, "--json", str(tmp_path / "no" / "file")]) == 2
     output = capfd.readouterr().err
-    assert "is no Python file" in output and "its folder does not exist" in output
+    assert "there is no Python file" in output and "import kl_estimate as kl_k3\n" in output
+    assert "its folder does not exist" in output

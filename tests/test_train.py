@@ -443,7 +443,7 @@ def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch):
     assert state["source"] == "run/checkpoint-000003"
 
     for words, message in [
-        ([], "already holds a run: add --resume"), (["--resume"], "has finished its 3 steps"),
+        ([], "already holds a run: add --resume"), (["--resume"], r"has made all its steps \(3\)"),
         (["--resume", "--algorithm", "grpo"], "--algorithm cppo"),
     ]:
         with pytest.raises(UserError, match=message):

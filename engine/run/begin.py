@@ -70,5 +70,5 @@ def refuse_nothing_to_do(run):
         raise UserError(f"{world} devices for {few} questions: start at most one process per "
                         "question.")
     if run.config.run.resume and run.finished and checkpoint.has_finished(folder):
-        raise UserError(f"{folder} has finished its {run.state.step} steps: ask for more with "
-                        "--steps or --epochs, or start a new run.")
+        raise UserError(f"{folder} has made all its steps ({run.state.step}): ask for more "
+                        "with --steps or --epochs, or start a new run.")

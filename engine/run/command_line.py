@@ -87,6 +87,7 @@ def parser_of(config_class):
     parser = argparse.ArgumentParser(
         usage="%(prog)s [--OPTION VALUE ...]", allow_abbrev=False, exit_on_error=False,
         argument_default=argparse.SUPPRESS,
+        description="The value None, in a recipe null, means: as if the option was not given.",
         formatter_class=partial(argparse.HelpFormatter, max_help_position=26, width=100))
     most_used = getattr(config_class, "most_used", ())
     first = parser.add_argument_group("most used")
@@ -109,12 +110,22 @@ def argument_of(f):
         kind, alone = truth, True
     if kind is dict:
         kind = json_object
-    argument = {"help": help, "choices": choices, "metavar": None if choices else "X", "type": kind}
+    argument = {"help": help, "choices": choices and (*choices, None),
+                "metavar": None if choices else "X"}
     if get_origin(kind) is list:
-        argument |= {"type": get_args(kind)[0], "nargs": "+"}
+        kind, argument["nargs"] = get_args(kind)[0], "+"
     if alone is not None:
         argument |= {"nargs": "?", "const": alone}
-    return argument
+    return argument | {"type": or_none(kind)}
+
+
+def or_none(kind):
+    """A type for which the word None is None."""
+    def read_word(word):
+        return None if word == "None" else kind(word)
+
+    read_word.__name__ = kind.__name__  # for argparse's messages
+    return read_word
 
 
 def given(config_class, argv):
@@ -127,6 +138,7 @@ def given(config_class, argv):
     values = read(parser, argv)
     if recipe := values.get("recipe"):
         values = read(parser, words_of(recipe), f"the recipe {recipe}: ") | values
+    values = {name: value for name, value in values.items() if value not in (None, [None])}
     check_limits(config_class, values)
     return values
 
@@ -204,7 +216,7 @@ def words_of(recipe):
             words += [f"--{name}", *map(str, value)]
         elif isinstance(value, dict):
             words.append(f"--{name}={json.dumps(value)}")
-        elif value is not None:
+        else:
             words.append(f"--{name}={value}")
     return words
 

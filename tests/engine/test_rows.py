@@ -57,6 +57,9 @@ def test_a_folder_is_a_data_set(write, tmp_path):
     for split in ("train", "test"):
         write([ONE | {"answer": split}], f"mine/{split}-0.jsonl")
         assert read_rows(str(tmp_path / "mine"), split)[0]["answer"] == split
+    wrong = write("{", "mine/train-1.jsonl")
+    with pytest.raises(UserError, match=f"^{wrong} cannot be loaded"):
+        read_rows(str(tmp_path / "mine"))
 
 
 def test_lines_may_be_blank_and_begin_with_a_byte_order_mark(write):
