@@ -62,7 +62,8 @@ def load(path, folder=None):
     """The module of a file. folder: a checkout that its imports look into first."""
     spec = importlib.util.spec_from_file_location("mine", path)
     module = importlib.util.module_from_spec(spec)
-    ours, checkout = [*sys.path], [str(folder)] * bool(folder)
+    ours = [*sys.path]
+    checkout = [str(folder)] * bool(folder)
     properties.forget()  # a checkout may have a grpo.py of its own
     sys.path[:] = checkout + THEIR_PATH
     spec.loader.exec_module(module)
