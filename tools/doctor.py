@@ -8,6 +8,7 @@ The functions yield findings, a cause before its effects.
 finding; if there is none, it prints the command of this program.
 """
 
+import argparse
 import json
 import shlex
 import sys
@@ -103,7 +104,8 @@ def findings(m, options, samples, steps, below=""):
     names = [name.removeprefix("reward/") for name in m if name.startswith("reward/")]
     first = names[0]
     answers = answers_of(samples, first)
-    accuracy, no_signal = m["accuracy"], m[f"no_signal/{first}"]
+    accuracy = m["accuracy"]
+    no_signal = m[f"no_signal/{first}"]
     enough = steps >= STEPS
     if accuracy.most == 0 and no_signal.count and no_signal.mean < 1:  # the reward differs
         yield ("The accuracy says nothing, because the first reward is never above 0.",
@@ -187,7 +189,8 @@ def findings_of_its_start(m, options):
 
 def updates_are_too_large(m):
     # healthy: 0.024 (LoRA), 1.4, and 4 times the start; --lr 1e-2: 0.5, 300, 2
-    accuracy, norm = m["accuracy"], m["grad_norm"]
+    accuracy = m["accuracy"]
+    norm = m["grad_norm"]
     if m["kl_old"].most > 0.1 or m["kl"].most > 10 or norm.most > 100 * norm.start:
         return True
     falls = accuracy.end < min(accuracy.start / 5, accuracy.start - 0.1)
@@ -272,7 +275,8 @@ def diagnosis(run_dir):
     rows = [row for row in files.read(Path(run_dir, "metrics.jsonl")) if "step" in row]
     if not rows:
         return [], {}, 0
-    m, steps = metrics_of(rows), len(rows)
+    m = metrics_of(rows)
+    steps = len(rows)
     samples = files.read(Path(run_dir, "samples.jsonl"))[-200:]
     below = ends_below(run_dir, m["accuracy"])
     found = findings(m, options_of(run_dir), samples, steps, below)
@@ -332,9 +336,11 @@ def nothing_found(metrics, steps):
 
 
 def main(argv):
-    sentences, metrics, steps = diagnosis(argv[0]) if len(argv) == 1 else ([], {}, 0)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("run", help="folder of a run, such as runs/toy-cppo-1")
+    sentences, metrics, steps = diagnosis(parser.parse_args(argv).run)
     if not steps:
-        raise UserError("name the folder of a run with at least one step: doctor.py runs/NAME.")
+        raise UserError("this folder holds no run with at least one step: name another one.")
     print("\n".join(sentences) or nothing_found(metrics, steps))
 
 
