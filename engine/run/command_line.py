@@ -138,9 +138,8 @@ def given(config_class, argv):
     values = read(parser, argv)
     if recipe := values.get("recipe"):
         values = read(parser, words_of(recipe), f"the recipe {recipe}: ") | values
-    values = {name: value for name, value in values.items() if value not in (None, [None])}
     check_limits(config_class, values)
-    return values
+    return {name: value for name, value in values.items() if value not in (None, [None])}
 
 
 def parse(config_class, argv):
@@ -212,10 +211,10 @@ def words_of(recipe):
         raise UserError(f"the recipe {recipe} gives {name} more than once: keep one of its lines.")
     words = []
     for name, value in values.items():
+        if isinstance(value, dict):
+            value = json.dumps(value)
         if isinstance(value, list):
             words += [f"--{name}", *map(str, value)]
-        elif isinstance(value, dict):
-            words.append(f"--{name}={json.dumps(value)}")
         else:
             words.append(f"--{name}={value}")
     return words
