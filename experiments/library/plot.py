@@ -100,13 +100,9 @@ def plain(axis):
     axis.tick_params(labelsize=11)
 
 
-def foot(figure, text):
-    figure.supxlabel(text, fontsize=10, color=OTHER)
-
-
 def save(figure, output, text, title=""):
     """text: below all panels. title: above them."""
-    foot(figure, text)
+    figure.supxlabel(text, fontsize=10, color=OTHER)
     figure.suptitle(title, fontsize=14)
     figure.savefig(output, dpi=DPI)
 
