@@ -113,7 +113,8 @@ def argument_of(f):
     argument = {"help": help, "choices": choices and (*choices, None),
                 "metavar": None if choices else "X"}
     if get_origin(kind) is list:
-        kind, argument["nargs"] = get_args(kind)[0], "+"
+        kind = get_args(kind)[0]
+        argument["nargs"] = "+"
     if alone is not None:
         argument |= {"nargs": "?", "const": alone}
     return argument | {"type": or_none(kind)}
