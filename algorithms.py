@@ -16,6 +16,7 @@ A rule may also return (rows, advantages of these rows). Then a kept completion 
 less than before. For example, a completion that was drawn may count the inverse of its chance.
 """
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -370,8 +371,8 @@ def table():
         lines.append([name, row.words, *cells])
     widths = [max(map(len, column)) for column in zip(*lines)]
     rows = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-    more = "mini-batches: at least so many; a data set may ask for more (the toy asks for 2)."
-    return "\n".join([*rows, "", more])
+    return "\n".join(rows) + (
+        "\n\nmini-batches: at least so many; a data set may ask for more (the toy asks for 2).")
 
 
 def cell(value):
@@ -381,4 +382,5 @@ def cell(value):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # python algorithms.py | head
     print(table())

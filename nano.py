@@ -117,8 +117,8 @@ def step(model, reference, optimizer, tokenizer, task, reward, questions):
             torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
             optimizer.step()
             optimizer.zero_grad()
-    right, length, n = total(A.new_tensor([(scores > 0).sum(), mask.sum(), len(mask)]))
-    return (right / n).item(), (length / n).item(), texts[0]
+    right, length, n = total(A.new_tensor([(scores > 0).sum(), mask.sum(), len(mask)])).tolist()
+    return right / n, length / n, texts[0]
 
 
 def main(argv):
@@ -157,4 +157,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    print(__doc__) if "--help" in sys.argv else main(sys.argv[1:])

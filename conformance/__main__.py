@@ -64,10 +64,11 @@ def load(path, folder=None):
     spec = importlib.util.spec_from_file_location("mine", path)
     module = importlib.util.module_from_spec(spec)
     ours = [*sys.path]
+    checkout = [str(folder)] * bool(folder)
     properties.forget()  # a checkout may have a grpo.py of its own
-    sys.path[:] = [str(folder)] * bool(folder) + THEIR_PATH
+    sys.path[:] = checkout + THEIR_PATH
     spec.loader.exec_module(module)
-    sys.path[:] = ours + [str(folder)] * bool(folder)  # for what they import later
+    sys.path[:] = ours + checkout  # for what they import later
     properties.forget()
     return module
 
@@ -113,7 +114,7 @@ def verdict(name, function):
 
 def does_not_hold(test, result):
     """test_k1_can_be_negative is the sentence "k1 can be negative"."""
-    sentence = test.split("::test_")[-1].replace("_", " ")
+    sentence = test.split("::test_")[-1].partition("[")[0].replace("_", " ")
     return f"does not hold: {sentence}: {first_line(result[1])}"
 
 
@@ -218,7 +219,13 @@ def show(name, found):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(
-        prog="python -m conformance", description="Checks your GRPO against this project's tests.",
+        usage="""python -m conformance MINE.py [--path FOLDER] [--json FILE]
+
+Checks your GRPO against this project's tests.
+MINE.py holds your functions under our names, for example these two lines:
+
+    from my_trainer import kl_estimate as kl_k3
+    from my_trainer import advantages as group_advantages""",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=__doc__[__doc__.index("The exit code is"):])
     parser.add_argument("mine", metavar="MINE.py", help="maps our names to your functions")
@@ -226,8 +233,8 @@ def main(argv=None):
     parser.add_argument("--json", metavar="FILE", help="write the verdicts to this file, too")
     options = parser.parse_args(argv)
     if not Path(options.mine).is_file() or not options.mine.endswith(".py"):
-        return stop(f"{options.mine} is no Python file; write one that maps your functions to "
-                    "ours: docs/conformance.md", options.json)
+        return stop(f"there is no Python file {options.mine}: write one that maps your functions "
+                    "to ours: docs/conformance.md", options.json)
     if options.path and not Path(options.path).is_dir():
         return stop(f"--path {options.path}: there is no such folder", options.json)
     if options.json and not Path(options.json).absolute().parent.is_dir():

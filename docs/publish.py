@@ -7,11 +7,11 @@ project: on GitHub if GITHUB_REPOSITORY (OWNER/NAME) is set, as .github/workflow
 and otherwise to the file on this disk.
 """
 
+import argparse
 import html
 import os
 import re
 import shutil
-import sys
 from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
 
@@ -200,12 +200,13 @@ def build(folder):
     shutil.copy(folder / PAGES[LIVE], folder / "index.html")
 
 
-def main(argv):
-    if len(argv) != 1:
-        sys.exit("Name one folder, in which the site is built: python docs/publish.py FOLDER")
-    build(Path(argv[0]))
-    print(f"{len(PAGES)} pages. Open {Path(argv[0]) / 'index.html'} in a browser.")
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path, help="where the site is built")
+    folder = parser.parse_args().folder
+    build(folder)
+    print(f"{len(PAGES)} pages. Open {folder / 'index.html'} in a browser.")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -5,6 +5,7 @@
 The page shows a recorded run of 30 seconds (docs/live/earlier.json) in 10 seconds.
 """
 
+import argparse
 import base64
 import io
 import sys
@@ -39,11 +40,12 @@ def frames():
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__).parse_args()
     first, *others = frames()
     seen = [FIRST, *[FRAME] * (FRAMES - 2), LAST]
     file = ROOT / "docs" / "learn.webp"
     first.save(file, save_all=True, append_images=others, duration=seen, loop=0, lossless=True)
-    print(f"{file}: {sum(seen) / 1000:.0f} s, {file.stat().st_size / 1e6:.2f} MB")
+    print(f"written: {file}")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import itertools
 import json
 import linecache
 import math
+import os
 import random
 import re
 import sys
@@ -502,10 +503,12 @@ def page_of(data):
 
 
 def main(argv):
-    run_dir = argv[0] if argv and not argv[0].startswith("--") else None
+    run_dir = argv[0] if argv and not argv[0].startswith("-") else None
     options = parse(Options, argv[1:] if run_dir else argv)
     if run_dir and options.step:
         raise UserError("--step is for nano.py: of a run the microscope shows the next step.")
+    if not os.access(".", os.W_OK):  # not after minutes
+        raise UserError("step.html cannot be written into this folder: start in another one.")
     seen = step_of_run(run_dir) if run_dir else step_of_nano(options.step or 13)
     data = page_data(seen, options.question)
     Path("step.html").write_text(page_of(data), encoding="utf-8")

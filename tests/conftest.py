@@ -51,6 +51,9 @@ def pytest_collection_modifyitems(items, config):
     processes end together."""
     if config.getoption("solutions"):  # no other test says anything about a student's files
         mine = [item for item in items if item.getparent(TestsOfAnExercise)]
+        if not mine:
+            raise pytest.UsageError("--solutions: the files that these tests test are not there; "
+                                    "`python notebooks/exercises/make.py` makes what is missing")
         items[:] = [item for item in mine if not item.get_closest_marker("ours")]
     items.sort(
         key=lambda item: (

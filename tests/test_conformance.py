@@ -465,10 +465,18 @@ def test_a_file_that_cannot_be_imported_is_told_in_one_sentence(text, words, her
     assert code == 2 and words in output and words in written["error"]
 
 
+def test_a_test_that_fails_is_a_sentence_without_the_numbers_of_its_cases():
+    failed = kit.does_not_hold("test_grpo.py::test_k1_can_be_0[options0-1]", ("failed", "1 != 0"))
+    assert failed == "does not hold: k1 can be 0: 1 != 0"
+
+
 def test_a_path_that_does_not_exist_is_told_in_one_sentence(here, tmp_path, capfd):
     code, output, _ = here("from grpo import kl_k1", "--path", tmp_path / "nowhere")
     assert code == 2 and "there is no such folder" in output
     assert kit.main([str(tmp_path / "other.py")]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        kit.main([])
     assert kit.main([__file__, "--json", str(tmp_path / "no" / "file")]) == 2
     output = capfd.readouterr().err
-    assert "is no Python file" in output and "its folder does not exist" in output
+    assert "there is no Python file" in output and "import kl_estimate as kl_k3\n" in output
+    assert "its folder does not exist" in output

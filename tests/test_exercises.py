@@ -89,6 +89,13 @@ def test_a_folder_without_exercises_is_told_in_one_sentence(folder, tmp_path):
         conftest.pytest_configure(config)
 
 
+def test_a_test_whose_file_is_missing_is_told_in_one_sentence(tmp_path):
+    config = SimpleNamespace(getoption={"solutions": str(tmp_path)}.get)
+    items = [SimpleNamespace(getparent=lambda kind: None)]
+    with pytest.raises(pytest.UsageError, match="not there; `python notebooks/exercises/make.py`"):
+        conftest.pytest_collection_modifyitems(items, config)
+
+
 def test_a_file_that_is_done_is_green_while_others_are_blank_and_a_mistake_is_red(tmp_path):
     """Tests of what is no exercise, such as test_copying, are not run: they would count as a
     student's success."""

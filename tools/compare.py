@@ -55,8 +55,8 @@ def read_completions(path, columns):
         try:
             row = data[line]
         except ValueError as error:
-            raise UserError(f"{path}, question {line + 1}: {error}. Correct it, or leave it out. "
-                            "To compare two files of answers, name both.") from None
+            raise UserError(f"{path}, question {line + 1}: {error}. Correct this row, or leave it "
+                            "out. To compare two files of answers, name both.") from None
         single, several = row.pop("completion", None), row.pop("completions", None)
         completions = several or [single]
         one_list = isinstance(completions, list) and not (single and several)

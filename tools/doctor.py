@@ -10,6 +10,7 @@ causes; else its cure names all that are left.
 finding; if there is none, it prints the command of this program.
 """
 
+import argparse
 import json
 import shlex
 import sys
@@ -146,7 +147,7 @@ def findings_of_parts(m, options, first):
         if m["no_signal"].mean == 1:
             yield ("Rewards differ within groups, but the advantages do not.",
                    f"no_signal no_signal/{first}",
-                   "look for 0 or NaN in your function of the advantages; or the weights of the "
+                   "look for 0 in your function of the advantages; or the weights of the "
                    "rewards take the differences away")
         if is_zero(m["accuracy"]):
             yield ("The accuracy says nothing, because the first reward is never above 0.",
@@ -381,9 +382,11 @@ def nothing_found(metrics, steps):
 
 
 def main(argv):
-    sentences, metrics, steps = diagnosis(argv[0]) if len(argv) == 1 else ([], {}, 0)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("run", help="folder of a run, such as runs/toy-cppo-1")
+    sentences, metrics, steps = diagnosis(parser.parse_args(argv).run)
     if not steps:
-        raise UserError("name the folder of a run with at least one step: doctor.py runs/NAME.")
+        raise UserError("this folder holds no run with at least one step: name another one.")
     print("\n".join(sentences) or nothing_found(metrics, steps))
 
 

@@ -6,6 +6,7 @@ A browser opens the file without a server, so nothing may be loaded: a worker st
 of WORKER, and the weights of the toy's base model stand in the page as float16 in base64.
 """
 
+import argparse
 import base64
 import re
 from pathlib import Path
@@ -50,5 +51,6 @@ def page():
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     PAGE.write_text(page())
-    print(f"docs/live.html: {PAGE.stat().st_size / 1000:.0f} kB")
+    print("written: docs/live.html")

@@ -27,6 +27,8 @@ def unknown(what, word, names):
     """ "unknown algorithm 'gprpo': did you mean grpo? There are grpo, cppo", with no full stop."""
     near = nearest(word, names)
     there = f"did you mean {near[0]}? There" if near else "there"
+    if "," in word:
+        there = "put spaces, not commas, between names; there"
     return f"unknown {what} '{word}': {there} are {', '.join(names)}"
 
 

@@ -218,7 +218,9 @@ def load(name, *arguments, **options):
         return datasets.load_dataset(*arguments, **options)
     except Exception as error:  # of pyarrow, pandas, the hub, …
         reason = one_line(error.__cause__ or error)
-    cure = "correct it" if local else "go online, or name a file of questions in place of it"
+    for file in filter(format_of, map(str, Path(name).rglob("*"))):
+        load(file, format_of(file), data_files=file, split="train")  # tells which file it is
+    cure = "correct the file" if local else "go online, or name a file of questions in place of it"
     if name.endswith(".jsonl"):
         reason = first_mistake(name) or reason
         cure = "each line must be a JSON object in UTF-8"
@@ -247,8 +249,8 @@ def check_dataset(name, model=None, rows=()):
             try:
                 signs |= set(rows[number]["question"])
             except ValueError as error:
-                raise UserError(f"{name}, row {number + 1}: {error}. Correct it, or leave it "
-                                "out.") from None
+                raise UserError(f"{name}, row {number + 1}: {error}. Correct this row, or "
+                                "leave it out.") from None
         readable = signs <= set(TOY_CHARACTERS)
     if model == "toy" and not readable:
         raise UserError(

@@ -69,21 +69,23 @@ def read(name, dtype):
 
     try:  # without trust_remote_code transformers asks on the terminal
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        if tokenizer.vocab_size < 10:
+            raise ValueError("it holds no tokenizer")  # transformers has made it from nothing
         model, loading = AutoModelForCausalLM.from_pretrained(
             name, dtype=dtype, output_loading_info=True, trust_remote_code=False)
     # what a damaged or a hostile folder raises is up to transformers and torch
     except Exception as error:
         reason = one_line(error).partition(" for this kind of AutoModel")[0]  # a list follows
+        if Path(name).is_dir() and not any(Path(name).glob("*token*")):
+            reason = "it holds no tokenizer"
         raise UserError(f"the model {name} cannot be loaded ({reason}): name a causal language "
-                        "model of text, whose weights are whole, not quantized.") from None
+                        "model of text with its tokenizer, whose weights are whole, not "
+                        "quantized.") from None
     if getattr(model, "is_quantized", False):
         raise UserError(f"the weights of {name} are quantized: only whole weights can be trained.")
     for missing in sorted(loading["missing_keys"]):  # filled with random numbers
         raise UserError(
             f"the weights of {name} lack {missing}: name a complete causal language model.")
-    if tokenizer.vocab_size < 10:  # transformers has made it from nothing
-        raise UserError(
-            f"the model {name} holds no tokenizer: save its tokenizer in the folder too.")
     if tokenizer.eos_token_id is None:
         raise UserError(f"the tokenizer of {name} has no end-of-sequence token, so no completion "
                         "would end: set its eos_token.")

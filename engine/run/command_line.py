@@ -88,6 +88,7 @@ def parser_of(config_class):
     parser = argparse.ArgumentParser(
         usage="%(prog)s [--OPTION VALUE ...]", allow_abbrev=False, exit_on_error=False,
         argument_default=argparse.SUPPRESS,
+        description="The value None, in a recipe null, means: as if the option was not given.",
         formatter_class=partial(argparse.HelpFormatter, max_help_position=26, width=100))
     most_used = getattr(config_class, "most_used", ())
     first = parser.add_argument_group("most used")
@@ -110,12 +111,23 @@ def argument_of(f):
         kind, alone = truth, True
     if kind is dict:
         kind = json_object
-    argument = {"help": help, "choices": choices, "metavar": None if choices else "X", "type": kind}
+    argument = {"help": help, "choices": choices and (*choices, None),
+                "metavar": None if choices else "X"}
     if get_origin(kind) is list:
-        argument |= {"type": get_args(kind)[0], "nargs": "+"}
+        kind = get_args(kind)[0]
+        argument["nargs"] = "+"
     if alone is not None:
         argument |= {"nargs": "?", "const": alone}
-    return argument
+    return argument | {"type": or_none(kind)}
+
+
+def or_none(kind):
+    """A type for which the word None is None."""
+    def read_word(word):
+        return None if word == "None" else kind(word)
+
+    read_word.__name__ = kind.__name__  # for argparse's messages
+    return read_word
 
 
 def given(config_class, argv):
@@ -129,7 +141,7 @@ def given(config_class, argv):
     if recipe := values.get("recipe"):
         values = read(parser, words_of(recipe), f"the recipe {recipe}: ") | values
     check_limits(config_class, values)
-    return values
+    return {name: value for name, value in values.items() if value not in (None, [None])}
 
 
 def parse(config_class, argv):
@@ -210,7 +222,7 @@ def words_from(values):
             value = json.dumps(value)
         if isinstance(value, list):
             words += [f"--{name}", *map(str, value)]
-        elif value is not None:
+        else:
             words.append(f"--{name}={value}")
     return words
 

@@ -170,7 +170,7 @@ def open_run(argv):
             "--max-restarts needs --output_dir, by which a restarted job finds its run again.")
     if sharded and "WORLD_SIZE" not in os.environ:
         raise UserError("--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with "
-                        "the number of your GPUs.")
+                        "the number of your GPUs. On one device: --shard none, also to resume.")
     if run.output_dir and not run.resume and trains:
         run.resume = folder.holds_run(run.output_dir, flat(config), restarts)
     return config, algorithm, given_twice(argv) + checks.notes_on_options(config.options)

@@ -58,10 +58,9 @@ class RowOptions:
     beta: float | None = option(
         None, "β, weight of the KL to the reference; 0: no reference", limits="[0, ∞)")
     clip_low: float | None = option(
-        None, "ε_low: the ratio is clipped below 1 − ε_low; None: the loss has no clip",
-        limits="(0, ∞)")
+        None, "ε_low: the ratio is clipped below 1 − ε_low; 1e9: no clip", limits="(0, ∞)")
     clip_high: float | None = option(
-        None, "ε_high: the ratio is clipped above 1 + ε_high", limits="(0, ∞)")
+        None, "ε_high: the ratio is clipped above 1 + ε_high; 1e9: no clip", limits="(0, ∞)")
     group_size: int | None = option(None, "G, completions sampled per question", limits="[1, ∞)")
     keep: str | None = option(
         None, "which completions are kept: a rule of KEEP in algorithms.py, or FILE.py:FUNCTION")

@@ -103,13 +103,9 @@ def plain(axis):
     axis.tick_params(labelsize=11)
 
 
-def foot(figure, text):
-    figure.supxlabel(text, fontsize=10, color=OTHER)
-
-
 def save(figure, output, text, title=""):
     """text: below all panels. title: above them."""
-    foot(figure, text)
+    figure.supxlabel(text, fontsize=10, color=OTHER)
     figure.suptitle(title, fontsize=14)
     figure.savefig(output, dpi=DPI)
 
@@ -354,19 +350,21 @@ def name_of(folders):
 
 
 def main(argv):
-    parser = argparse.ArgumentParser(description="Curves of one run, or of several on one picture.")
+    parser = argparse.ArgumentParser()
     parser.add_argument("runs", nargs="+", help="folders of runs")
     parser.add_argument(
         "--x", choices=AXES, default="questions", help="what stands on the x axis; none: questions"
     )
     parser.add_argument(
-        "--output", help="the picture's path; none: curves.png in the first run's folder"
+        "--output", help="the picture's path; none: curves.png in the run, of several runs "
+        "compared.png here"
     )
     args = parser.parse_args(argv)
     for folder in args.runs:
         if not files.read(Path(folder) / "metrics.jsonl"):
             raise UserError(f"{folder} holds no run with at least one step (metrics.jsonl).")
-    output = args.output or Path(args.runs[0]) / "curves.png"
+    first, *others = args.runs
+    output = args.output or ("compared.png" if others else Path(first, "curves.png"))
     several(by_seed(args.runs), output, args.x)
     print(f"written: {output}")
 

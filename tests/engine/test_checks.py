@@ -21,7 +21,8 @@ from tests.engine.runs import ROOT, run, sums, written
 
 RULES = ROOT / "examples/my_rule.py"
 NAMES = (ROOT / "docs/names.md").read_text(encoding="utf-8")
-ENDED = re.findall(r"^\| `(\w+)` ", NAMES.partition("## Options that ended")[2], re.MULTILINE)
+ENDED = re.findall(
+    r"^\| `(\w+)` ", NAMES.partition("## Options that no longer exist")[2], re.MULTILINE)
 BAD = [  # each is refused, and the sentence names an option or a value of it
     "--pruning_rate 1", "--pruning_rate nan", "--pruning_rate 0.95",
     "--algorithm grpo --pruning_rate 0.5", "--algorithm gfpo --keep largest_abs",
@@ -72,6 +73,8 @@ def test_bad_input_is_refused_in_one_sentence_before_any_work(words, tmp_path, m
     ("--algorithm gprpo", r"unknown .*: did you mean grpo\?"),
     ("--keep largest_ab", r"unknown .*: did you mean largest_abs\?"),
     ("--eval_dataset maths", r"unknown .*: did you mean math\?"),
+    ("--shard None --rewards toy_accuracy,format_reward", "put spaces, not commas"),
+    ("--shard full", "On one device: --shard none"),
     ("--rewards format_rewards:2", r"unknown .*: did you mean format_reward\?"),
     # the toy has another base model there
     ("--dataset toy_code --eval_dataset toy", "leave out --eval_dataset"),

@@ -49,7 +49,9 @@ EVERY = "steps: 3  # ⌊B·G/k⌋\nlr: 0.5\nname: a b\nlimit: 7\nresume: true\na
      {"steps": 4, "name": "recipe"}),
     ("lr: 1e-6", "", {"lr": 1e-6}),  # YAML itself takes it, without a point, for text
 
-    ("steps:\nlimit: null", "", {}),  # an empty value leaves the default
+    ("steps:\nlimit: null", "", {}),  # as if it was not given; also on the command line:
+    ("steps: 3\nlimit: 7", "--limit None --seeds None --name None --steps=None", {}),
+    ("seeds: [3]\nallocation: null\nmore: None", "--seeds None", {}),
     ("", "--resume --allocation no", {"resume": True, "allocation": False}),
     ("", "--allocation=false --allocation", {}),
 ], ids=str)  # fmt: skip

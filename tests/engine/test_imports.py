@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.engine.runs import ROOT
 
 HEAVY = [
@@ -44,3 +46,24 @@ def test_mistakes_help_and_the_table_are_told_before_anything_slow_is_imported()
     assert lines[len(MISTAKES)].startswith("usage: ") and lines[-1] == "heavy: []"
     assert "--benchmark" in done.stdout and "--judge REWARD" in done.stdout
     assert "gspo_token" in done.stdout
+
+
+PROGRAMS = [
+    path.relative_to(ROOT) for folder in ("", "tools", "docs", "docs/live", "experiments",
+                                          "experiments/library", "examples", "notebooks/exercises")
+    for path in sorted(ROOT.joinpath(folder).glob("*.py")) if "__main__" in path.read_text()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS, ids=str)
+def test_help_tells_how_and_changes_nothing(program, tmp_path):
+    words = [sys.executable, ROOT / program, "--help"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr and not [*tmp_path.iterdir()]
+    assert program.name in done.stdout or program.name == "algorithms.py"
+
+
+def test_the_table_may_be_cut_off_by_head():
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} algorithms.py | true"], cwd=ROOT, capture_output=True)
+    assert not done.stderr

@@ -99,6 +99,15 @@ def test_a_model_that_is_no_causal_one_or_whose_weights_are_quantized_is_refused
     refused(folder, "cannot be loaded [(]ValueError.*T5Config'>[)]: name a causal language model")
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])  # for qwen2 transformers makes one
+def test_a_folder_without_a_tokenizer_is_refused(folder, kind):
+    for file in folder.glob("*token*"):
+        file.unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": kind}))
+    refused(folder, "it holds no tokenizer[)]: name .* with its tokenizer")
+
+
 def test_quantized_weights_that_can_be_loaded_are_refused_too(folder, monkeypatch):
     monkeypatch.setattr(Qwen2ForCausalLM, "is_quantized", True, raising=False)
     refused(folder, "quantized")

@@ -62,6 +62,9 @@ def test_a_folder_is_a_data_set(write, tmp_path):
         assert rows[0]["answer"] == split
         fingerprints.add(rows.fingerprint)
     assert len(fingerprints) == 2
+    wrong = write("{", "mine/train-1.jsonl")
+    with pytest.raises(UserError, match=f"^{wrong} cannot be loaded"):
+        read_rows(str(tmp_path / "mine"))
 
 
 def test_the_same_content_in_another_file_is_the_same_data_set(write):

@@ -2,6 +2,7 @@
 docs/step.html are calculated here a second time, without the project's functions."""
 
 import json
+import os
 import re
 from copy import deepcopy
 from dataclasses import replace
@@ -277,6 +278,9 @@ def test_main_writes_the_page(tmp_path, monkeypatch):
         microscope, "page_data", lambda seen, number: SHIPPED | seen | {"number": number})
     microscope.main(["--step", "40", "--question", "3"])
     assert data_of(Path("step.html")) == SHIPPED | {"step": 40, "number": 3}
+    monkeypatch.setattr(microscope, "step_of_nano", lambda number: pytest.fail("minutes"))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    refused("step.html cannot be written into this folder")
 
 
 # --- the page ---

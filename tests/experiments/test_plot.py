@@ -25,9 +25,14 @@ def fake_run(folder, steps, **more):
 
 @pytest.fixture
 def figures(monkeypatch):
-    """All pictures that were saved."""
+    """All pictures that were saved. Each knows where."""
     saved = []
-    monkeypatch.setattr(plot.Figure, "savefig", lambda figure, *_, **options: saved.append(figure))
+
+    def savefig(figure, place, **options):
+        figure.place = place
+        saved.append(figure)
+
+    monkeypatch.setattr(plot.Figure, "savefig", savefig)
     return saved
 
 
@@ -41,7 +46,10 @@ def test_several_runs_on_one_picture(tmp_path, figures):
     for run, steps in zip(runs, (30, 3)):
         fake_run(Path(run), steps)
     plot.main(runs)
-    [figure] = figures
+    plot.main(runs[:1])
+    figure, of_one = figures
+    # a run keeps its own picture
+    assert (figure.place, of_one.place) == ("compared.png", Path(runs[0], "curves.png"))
     accuracy, *_, seconds = figure.axes
     assert accuracy.get_title() == "accuracy of the samples"
     assert names(accuracy).keys() == {"one", "two"} and not figure.legends
