@@ -12,6 +12,7 @@ import html
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
 
@@ -200,13 +201,13 @@ def build(folder):
     shutil.copy(folder / PAGES[LIVE], folder / "index.html")
 
 
-def main():
+def main(argv):
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path, help="where the site is built")
-    folder = parser.parse_args().folder
+    folder = parser.parse_args(argv).folder
     build(folder)
     print(f"{len(PAGES)} pages. Open {folder / 'index.html'} in a browser.")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -39,8 +39,8 @@ def frames():
             yield picture(page)
 
 
-def main():
-    argparse.ArgumentParser(description=__doc__).parse_args()
+def main(argv):
+    argparse.ArgumentParser(description=__doc__).parse_args(argv)
     first, *others = frames()
     seen = [FIRST, *[FRAME] * (FRAMES - 2), LAST]
     file = ROOT / "docs" / "learn.webp"
@@ -49,4 +49,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

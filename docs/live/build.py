@@ -9,6 +9,7 @@ of WORKER, and the weights of the toy's base model stand in the page as float16 
 import argparse
 import base64
 import re
+import sys
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -50,7 +51,11 @@ def page():
     return re.sub(r"\{\{(.+?)\}\}\n?", lambda found: parts[found[1]], text)
 
 
-if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__).parse_args()
+def main(argv):
+    argparse.ArgumentParser(description=__doc__).parse_args(argv)
     PAGE.write_text(page())
     print("written: docs/live.html")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -322,7 +322,7 @@ def found(tmp_path, small, undrawn, capsys, monkeypatch):
     ("--steps 1 --rewards own:fails_on_thoughts", "A reward function fails"),
     ("--steps 1 --algorithm cppo --keep own:none", "No completion is kept"),
     ("--steps 2 --rewards own:zero", "The reward never fires"),
-    ("--steps 1 --algorithm zero", SAME), 
+    ("--steps 1 --algorithm zero", SAME),
     ("--lr 1e9 --rewards own:even", "Updates are skipped"),
     ("--lr 10 --steps 3", LARGE), ("--lr 10 --warmup 0.5", LARGE), (f"{TOOL}--steps 2", NO_TOOL),
     ("--temperature 3 --steps 2", NOISE), ("--stop <answer> --steps 2", NO_ANSWER),
