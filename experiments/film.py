@@ -43,9 +43,9 @@ def main(argv):
     argparse.ArgumentParser(description=__doc__).parse_args(argv)
     first, *others = frames()
     seen = [FIRST, *[FRAME] * (FRAMES - 2), LAST]
-    file = ROOT / "docs" / "learn.webp"
+    file = ROOT / "docs/learn.webp"
     first.save(file, save_all=True, append_images=others, duration=seen, loop=0, lossless=True)
-    print(f"written: {file}")
+    print("written:", file)
 
 
 if __name__ == "__main__":

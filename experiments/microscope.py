@@ -45,7 +45,7 @@ from family.gspo import sequence_ratio
 from records import Batch, Moment
 
 # the page of a step; for another step only its data change
-PAGE = Path(__file__).parents[1] / "docs" / "step.html"
+PAGE = Path(__file__).parents[1] / "docs/step.html"
 DATA = re.compile(r'(<script id="data" type="application/json">).*?(</script>)', re.DOTALL)
 MOVED = 0.02  # a token has moved if its log π has changed by more than this
 # what is recorded of every loss
