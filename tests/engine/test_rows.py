@@ -3,7 +3,6 @@
 import gzip
 import json
 import re
-import shlex
 
 import datasets
 import pytest
@@ -123,11 +122,7 @@ def test_columns_may_be_named(write, row, words):
 
 
 @pytest.mark.parametrize("row, what, named", [
-    ({"q": "a", "a": "1", "level": 3}, "the answer", "question=q answer=a"),
-    ({"chat": chat("a"), "answer": "1"}, "the question", "question=chat answer=answer"),
-    ({"question": "a", "my label": "1"}, "the answer", "question=question 'answer=my label'"),
-    ({"question": "a", "x": "1", "y": "2"}, "the answer", "question=question answer=NAME"),
-    ({"question": "a", "meta": {"x": "1"}}, "the answer", "question=question answer=meta.x"),
+    ({"my q": "a", "meta": {"x": "1"}}, "the answer", "'question=my q' answer=NAME"),
     ({"text": "a", "n": 1}, "the question and the answer", "question=NAME answer=NAME"),
 ])  # fmt: skip
 def test_a_missing_column_is_told_with_words_to_paste(write, row, what, named):
@@ -135,9 +130,7 @@ def test_a_missing_column_is_told_with_words_to_paste(write, row, what, named):
     there = ", ".join(row).replace("meta", "meta.x")
     said = f"^{path} has no column for {what}: it has {there}. Name it: --columns {named}$"
     with pytest.raises(UserError, match=said):
-        open_file(path, columns=["question=q"] if "q" in row else None)
-    if "NAME" not in named:  # it can be pasted
-        assert list(open_file(path, columns=shlex.split(named)))
+        open_file(path, columns=["question=my q"] if "my q" in row else None)
 
 
 @pytest.mark.parametrize("words, reason", [
