@@ -70,28 +70,25 @@ class Questions:
         """The first question that can be asked. Raises UserError if it is not among the first
         hundred, or the chat template fails on one of them."""
         asked = self.ask(range(min(100, len(self))))
-        self.refuse_none(asked)
-        return next(iter(asked.values()))
-
-    def refuse_none(self, asked):
-        """UserError if there is none among these questions."""
         if not asked:
             raise UserError(
                 f"no question of {self.name} has a prompt of 1 to {self.max_prompt_tokens} tokens: "
                 "raise --max_prompt_tokens, or lower --max_new_tokens if the model's context is "
                 "short.")
+        return next(iter(asked.values()))
 
     def notes(self):
         """What the user should know."""
         notes = []
-        question, answer = getattr(self.rows, "columns", ("question", "answer"))
-        if self.name not in TASKS and (question, answer) != ("question", "answer"):
-            notes.append(
-                f"{self.name}: the question is the column '{question}', the answer is '{answer}'.")
-        if self.name not in TASKS and isinstance(self.rows, Rows) and self.rows.unread():
-            notes.append(
-                f"{self.name}: only rewards get the columns {', '.join(self.rows.unread())}. If "
-                "the model needs them, write them into the question.")
+        if self.name not in TASKS:
+            question, answer = self.rows.columns
+            if (question, answer) != ("question", "answer"):
+                notes.append(f"{self.name}: the question is the column '{question}', the answer is "
+                             f"'{answer}'.")
+            unread = self.rows.unread()
+            if unread:
+                notes.append(f"{self.name}: only rewards get the columns {', '.join(unread)}. If "
+                             "the model needs them, write them into the question.")
         if self.tokenizer.chat_template is None:
             notes.append("the model has no chat template: prompts are plain text, "
                          "'User: … Assistant:'.")
@@ -117,7 +114,8 @@ def with_prompts(rows, name, tokenizer, **prompts):
     """(questions, notes): a list of all rows that can be asked. prompts: of `Questions`."""
     questions = Questions(rows, name, tokenizer, **prompts)
     asked, notes = questions.ask(range(len(rows))), questions.notes()
-    questions.refuse_none(asked)
+    if not asked:
+        questions.first()  # raises
     skipped = len(rows) - len(asked)
     if skipped:
         notes.append(
@@ -188,20 +186,13 @@ def shows(text, turn):
 
 def begun(text, row):
     """What a prompt's text has begun of the answer; "" if nothing: the last turn of a chat, if it
-    is the assistant's, or a thought that the template opens after the last turn."""
+    is the assistant's, or a thought that the template opens after the last turn, such as
+    "<think>\\n"."""
     last = row.get("prompt", [{"role": "user", "content": row["question"]}])[-1]
     if last["role"] == "assistant":
         return last["content"]
-    return opened_thought(text, last["content"])
-
-
-def opened_thought(text, question):
-    """The thought that a prompt's text has opened and not closed, for example "<think>\\n"; "" if
-    there is none.
-
-    Only the text after the question counts, because a system prompt may mention <think>, too.
-    """
-    after = text.rpartition(question.strip())[2]  # many templates strip the question
+    # what comes before may mention <think>, too; many templates strip the question
+    after = text.rpartition(last["content"].strip())[2]
     _, tag, rest = after.rpartition("<think>")
     return tag + rest if tag and "</think>" not in rest else ""
 
