@@ -132,7 +132,6 @@ def prompt_text(tokenizer, row, system_prompt, examples, template_options):
     for name in template_options:
         if name not in template:
             raise UserError(f"--chat_template_kwargs: the model's chat template knows no {name}.")
-    reason = None
     # some templates do not allow a system turn
     for chat in (turns, without_system_turns(turns)):
         try:
@@ -142,7 +141,9 @@ def prompt_text(tokenizer, row, system_prompt, examples, template_options):
         except Exception as error:  # a template is a program: it may fail like any other
             reason = one_line(error)
             continue
-        left_out = [turn for turn in row.get("prompt", ()) if not shows(text, turn)]
+        left_out = [  # many leave out the thoughts of earlier turns
+            turn for turn in row.get("prompt", ())
+            if turn["content"].rpartition("</think>")[2].strip() not in text]
         if not left_out:
             return text
         reason = "it leaves out the turn of {role}, {content!r:.60}".format(**left_out[0])
@@ -179,11 +180,6 @@ def without_system_turns(turns):
     return others
 
 
-def shows(text, turn):
-    """Whether a prompt shows a turn. Some templates leave out the thoughts of earlier turns."""
-    return turn["content"].rpartition("</think>")[2].strip() in text
-
-
 def begun(text, row):
     """What a prompt's text has begun of the answer; "" if nothing: the last turn of a chat, if it
     is the assistant's, or a thought that the template opens after the last turn, such as
@@ -214,7 +210,6 @@ def questions_of_run(data, rows, max_new_tokens, tokenizer, model, held_out=()):
     prompts = {"system_prompt": data.system_prompt, "max_prompt_tokens": room,
                "template_options": data.chat_template_kwargs or {}}
     questions = Questions(rows[0], data.dataset, tokenizer, **prompts)
-    questions.first()  # so that a mistake is told before any slow work
     notes, test, to_choose = questions.notes(), [], []
     if data.eval_dataset:
         test, more = with_prompts(rows[1], data.eval_dataset, tokenizer, **prompts)

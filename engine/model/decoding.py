@@ -192,14 +192,12 @@ def read_prompts(model, pad_id, prompts, sampling, stop_ids, u, tokens, logp):
         hidden = (mask == 0)[:, None, None]
         mask = new(hidden.shape, dtype=cache.layers[0].keys.dtype)
         mask.masked_fill_(hidden, -torch.inf)
-    number = torch.arange(N, device=ids.device)
-    newest = new((N, 1), dtype=torch.long)
-    ended = new(N, dtype=torch.bool)
-    t = new(1, dtype=torch.long)
     read = partial(model, use_cache=True, **{CACHE: cache})
     rows = Rows(
         read, sampling, stop_ids, u, tokens, logp, cache, place, plain, L,
-        number=number, position=position[order, -1:], mask=mask, newest=newest, ended=ended, t=t)
+        number=torch.arange(N, device=ids.device), position=position[order, -1:], mask=mask,
+        newest=new((N, 1), dtype=torch.long), ended=new(N, dtype=torch.bool),
+        t=new(1, dtype=torch.long))
     return rows, out.logits[order, -1]
 
 

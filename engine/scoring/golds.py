@@ -59,7 +59,5 @@ def winnable(reward, rows):
         if error:  # if a completion has this fault too, the run says so
             return won
         paid.append(values)
-    wins = []
-    for nothing, *right in zip(*paid):
-        wins.append(max(right) > nothing or math.isnan(nothing))
+    wins = [max(right) > nothing or math.isnan(nothing) for nothing, *right in zip(*paid)]
     return [one and (win or not (ours or any(wins))) for one, win in zip(won, wins)]

@@ -164,9 +164,6 @@ def values_of(reward, texts, columns):
         columns = copy.deepcopy(columns)
         columns["prompts"] = columns.get("question")
         returned = reward.function(completions=list(texts), **columns)
-        if not hasattr(returned, "__iter__"):
-            raise TypeError(
-                f"it returned {returned!r:.80}, a list of {len(texts)} numbers is needed")
         # a list, or an array of numpy or torch
         values = [value if value is None else float(value) for value in returned]
     except (Exception, SystemExit, Hung) as error:
@@ -202,7 +199,7 @@ def one_by_one(reward, texts, columns, first):
             raise UserError(
                 f"the reward {reward.name} failed on {failed} of {i + 1} completions: "
                 f"{one_line(first)}. It is called with completions, a list of texts, and the "
-                f"columns {', '.join(columns)}, by name.")
+                f"columns {', '.join(columns)}, by name, and must return a list of numbers.")
     return values
 
 
