@@ -56,7 +56,13 @@ class Sampler:
         device = self.model.device
         if not prompts:
             return Completions.none(device)
-        refuse_unknown_tokens(self.model, [[self.pad_id], *prompts])
+        largest = max(self.pad_id, *map(max, prompts))
+        known = self.model.get_input_embeddings().num_embeddings
+        if largest >= known:  # a GPU would stop with an error that does not tell the cause
+            raise UserError(
+                f"the tokenizer writes token {largest}, and the model has embeddings for {known} "
+                "only: use the model's own tokenizer, or resize the embeddings if tokens were "
+                "added.")
         places = list(places or range(len(prompts)))
         # those of the other ranks are drawn, too: a generator gives its numbers one after the other
         u = torch.rand(
@@ -88,16 +94,6 @@ class Sampler:
         drawn = until_first_stop(tokens, logp, stops, self.pad_id)
         drawn.stop = sampling.stop
         return drawn
-
-
-def refuse_unknown_tokens(model, prompts):
-    """A GPU would stop with an error that does not tell the cause."""
-    largest = max(map(max, prompts))
-    known = model.get_input_embeddings().num_embeddings
-    if largest >= known:
-        raise UserError(
-            f"the tokenizer writes token {largest}, and the model has embeddings for {known} only: "
-            "use the model's own tokenizer, or resize the embeddings if tokens were added.")
 
 
 def until_first_stop(tokens, logp, stops, pad_id):
