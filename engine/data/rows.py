@@ -126,17 +126,14 @@ def find_columns(dataset, name, named):
     """(column of the question, column of the answer). named: of `named_columns`; a column that it
     does not have is looked for under its usual names."""
     kinds = dataset.flatten().features  # {column: its type}
-    there = ", ".join(kinds)
-    for column in named.values():
-        if column not in kinds:
-            raise UserError(f"{name} has no column '{column}', which --columns names for every "
-                            f"file: it has {there}.")
     found = {what: next(filter(kinds.get, usual), None) for what, usual in USUAL.items()} | named
-    missing = [what for what in found if not found[what]]
+    missing = [what for what in found if found[what] not in kinds]
     if missing:
-        words = [f"{what}={column or 'NAME'}" for what, column in found.items()]
-        raise UserError(f"{name} has no column for the {' and the '.join(missing)}: it has {there}."
-                        f" Name it: --columns {shlex.join(words)}")
+        found |= dict.fromkeys(missing, "NAME")
+        words = [f"{what}={column}" for what, column in found.items()]
+        raise UserError(
+            f"{name} has no column for the {' and the '.join(missing)}: it has {', '.join(kinds)}. "
+            f"Name one that each file has: --columns {shlex.join(words)}")
     return tuple(found.values())
 
 

@@ -128,13 +128,13 @@ def test_columns_may_be_named(write, row, words):
 def test_a_missing_column_is_told_with_words_to_paste(write, row, what, named):
     path = write([row])
     there = ", ".join(row).replace("meta", "meta.x")
-    said = f"^{path} has no column for {what}: it has {there}. Name it: --columns {named}$"
+    said = f"^{path} has no column for {what}: it has {there}. Name one .*: --columns {named}$"
     with pytest.raises(UserError, match=said):
         open_file(path, columns=["question=my q"] if "my q" in row else None)
 
 
 @pytest.mark.parametrize("words, reason", [
-    ("question=q", "no column 'q', which --columns names .* it has question, answer[.]"),
+    ("question=q", "the question: it has question, answer. .*question=NAME answer=answer$"),
     ("question", "'question' must be"), ("a=b", "'a=b' must be"), ("answer=", "'answer=' must be"),
     ("answer=a answer=b", "'answer=b' must be .* at most once"),
 ])  # fmt: skip
