@@ -94,7 +94,7 @@ class Rows(Sequence):
             question = f"{question}\n\n{raw['input']}"
         row["question"], row["answer"] = plain(question), plain(answer)
         if not row["question"].strip() or not row["answer"].strip():
-            raise ValueError(f"{' or '.join(map(repr, self.columns))} is missing or empty")
+            raise ValueError("its question or its answer is missing or empty")
         return row
 
     def unread(self):

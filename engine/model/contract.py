@@ -94,7 +94,8 @@ class Completions:
             if self.stop:
                 whole = decode(written + row[end : end + 1])
                 before = min((whole.partition(word)[0] for word in self.stop), key=len)
-                text = text if before == whole else before
+                if before != whole:
+                    text = before
             texts.append(thoughts[i // group_size] + text)
         return texts
 
@@ -120,5 +121,5 @@ def end_of_turn(tokenizer):
     except Exception:  # there is no template, or it takes no such chat
         return None
     _, found, after = text.rpartition(answer)
-    ids = tokenizer(after, add_special_tokens=False).input_ids if found and after else []
+    ids = tokenizer(after, add_special_tokens=False).input_ids if found else []
     return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
