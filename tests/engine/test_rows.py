@@ -121,16 +121,15 @@ def test_columns_may_be_named(write, row, words):
     assert found == found | row | {"question": "Q", "answer": "3"}  # all other columns are kept
 
 
-@pytest.mark.parametrize("row, what, named", [
-    ({"my q": "a", "meta": {"x": "1"}}, "the answer", "'question=my q' answer=NAME"),
-    ({"text": "a", "n": 1}, "the question and the answer", "question=NAME answer=NAME"),
+@pytest.mark.parametrize("columns, what, named", [
+    (["question=my q"], "the answer", "'question=my q' answer=NAME"),
+    (None, "the question and the answer", "question=NAME answer=NAME"),
 ])  # fmt: skip
-def test_a_missing_column_is_told_with_words_to_paste(write, row, what, named):
-    path = write([row])
-    there = ", ".join(row).replace("meta", "meta.x")
-    said = f"^{path} has no column for {what}: it has {there}. Name one .*: --columns {named}$"
+def test_a_missing_column_is_told_with_words_to_paste(write, columns, what, named):
+    path = write([{"my q": "a", "meta": {"x": "1"}}])
+    said = f"^{path} has no column for {what}: it has my q, meta.x. .*: --columns {named}$"
     with pytest.raises(UserError, match=said):
-        open_file(path, columns=["question=my q"] if "my q" in row else None)
+        open_file(path, columns=columns)
 
 
 @pytest.mark.parametrize("words, reason", [
@@ -151,7 +150,7 @@ def test_a_turn_may_hold_its_text_in_parts():
 
 
 @pytest.mark.parametrize("turn", [
-    {"role": "user", "content": [{"type": "image", "image": "x.png"}]}, "Q", None,
+    {"role": "user", "content": [{"type": "image", "image": "x.png"}]}, "Q",
     {"role": "user"}, {"content": "Q"}, {"role": "user", "content": [{"text": None}]},
 ])  # fmt: skip
 def test_what_is_no_text_is_refused(turn):
