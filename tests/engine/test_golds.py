@@ -29,7 +29,7 @@ def test_which_gold_answers_can_be_won(name, golds, expected):
 FORMS = ("<answer>{}</answer>", "#### {}", "is {}", "<ans>{}</ans>", "\nFINAL {}", "[[{}]]")
 
 
-@pytest.mark.parametrize("low, high", [(0, 1), (-1, 1), (-1, -0.5), (-1, 0)])
+@pytest.mark.parametrize("low, high", [(0, 1), (-1, -0.5)])
 @pytest.mark.parametrize("form", FORMS)
 def test_no_good_gold_answer_is_accused_because_its_reward_wants_another_form(form, low, high):
     def mine(completions, answer, **columns):

@@ -391,7 +391,7 @@ def test_check_rewards_shows_a_prompt_and_each_reward_and_trains_nothing(
 @pytest.mark.parametrize("reward, text, answer", [
     ("number_accuracy", "<think>7</think>it is 18.", "18"), ("number_accuracy", "<think>7", None),
     ("code_accuracy", "```python\nprint(18)\n```", "print(18)\n"),
-    ("code_accuracy", "<answer>18</answer>", None), ("code_runs", "<answer>18</answer>", None),
+    ("code_runs", "<answer>18</answer>", None),
     ("of_ones_own", "\\boxed{18}", "18"), ("of_ones_own", "18", None),
 ])  # fmt: skip
 def test_an_answer_is_found_as_the_accuracy_reads_it(reward, text, answer):
