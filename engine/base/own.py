@@ -24,26 +24,18 @@ def call(function, name, wanted, fits, *arguments, **named):
     except (UserError, torch.OutOfMemoryError):
         raise
     except (Exception, SystemExit) as error:
-        raise failed(name, error) from error
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}, line {place.lineno}"
+        raise UserError(f"{name} failed: {one_line(error)} ({where}).") from error
     try:
         good = fits(returned, *arguments, **named)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         good = False
     if not good:
-        raise misfit(name, wanted, returned)
+        shape = f" of shape {tuple(returned.shape)}" if torch.is_tensor(returned) else ""
+        shown = " ".join(repr(returned).split())
+        raise UserError(f"{name} must return {wanted}. It returned {shown:.80}{shape}.")
     return returned
-
-
-def failed(name, error):
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return UserError(
-        f"{name} failed: {one_line(error)} ({Path(place.filename).name}, line {place.lineno}).")
-
-
-def misfit(name, wanted, returned):
-    shape = f" of shape {tuple(returned.shape)}" if torch.is_tensor(returned) else ""
-    shown = " ".join(repr(returned).split())
-    return UserError(f"{name} must return {wanted}. It returned {shown:.80}{shape}.")
 
 
 def name_of(function):
@@ -84,13 +76,14 @@ def own_rule(function, name):
             f"rows of the batch, whole numbers from 0 to {n - 1} and each once, as "
             "cppo.batch_rows makes them; or such rows and one finite advantage for each",
             lambda rows, *given: are_rows(rows, n), copy.deepcopy(rollout), advantages.clone(), k)
-        pair = returned if isinstance(returned, tuple) else (returned, returned)
-        rows, order = torch.as_tensor(pair[0]).cpu().long().sort()
+        weighted = isinstance(returned, tuple)
+        rows, order = torch.as_tensor(returned[0] if weighted else returned).cpu().long().sort()
         if len(rows) < k * len(advantages):
             progress.note_once(
                 f"note: --keep {name} keeps fewer than k = {k} completions of each question.")
-        changed = torch.as_tensor(pair[1]).to("cpu", torch.float32)[order]
-        return (rows, changed) if isinstance(returned, tuple) else rows
+        if weighted:
+            return rows, torch.as_tensor(returned[1]).to("cpu", torch.float32)[order]
+        return rows
 
     return keep
 
@@ -98,9 +91,8 @@ def own_rule(function, name):
 def are_rows(returned, n):
     """Whether these are some of the numbers 0 … n − 1, each at most once, maybe with a finite
     number for each."""
-    rows, numbers = returned if isinstance(returned, tuple) else (returned, returned)
-    rows = torch.as_tensor(rows)
-    numbers = torch.as_tensor(numbers)
+    pair = returned if isinstance(returned, tuple) else (returned, returned)
+    rows, numbers = map(torch.as_tensor, pair)
     found = rows.tolist()
     if rows.dtype != torch.int64 and found:  # for torch an empty list is float32
         return False

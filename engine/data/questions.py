@@ -70,28 +70,25 @@ class Questions:
         """The first question that can be asked. Raises UserError if it is not among the first
         hundred, or the chat template fails on one of them."""
         asked = self.ask(range(min(100, len(self))))
-        self.refuse_none(asked)
-        return next(iter(asked.values()))
-
-    def refuse_none(self, asked):
-        """UserError if there is none among these questions."""
         if not asked:
             raise UserError(
                 f"no question of {self.name} has a prompt of 1 to {self.max_prompt_tokens} tokens: "
                 "raise --max_prompt_tokens, or lower --max_new_tokens if the model's context is "
                 "short.")
+        return next(iter(asked.values()))
 
     def notes(self):
         """What the user should know."""
         notes = []
-        question, answer = getattr(self.rows, "columns", ("question", "answer"))
-        if self.name not in TASKS and (question, answer) != ("question", "answer"):
-            notes.append(
-                f"{self.name}: the question is the column '{question}', the answer is '{answer}'.")
-        if self.name not in TASKS and isinstance(self.rows, Rows) and self.rows.unread():
-            notes.append(
-                f"{self.name}: only rewards get the columns {', '.join(self.rows.unread())}. If "
-                "the model needs them, write them into the question.")
+        if self.name not in TASKS:
+            question, answer = self.rows.columns
+            if (question, answer) != ("question", "answer"):
+                notes.append(f"{self.name}: the question is the column '{question}', the answer is "
+                             f"'{answer}'.")
+            unread = self.rows.unread()
+            if unread:
+                notes.append(f"{self.name}: only rewards get the columns {', '.join(unread)}. If "
+                             "the model needs them, write them into the question.")
         if self.tokenizer.chat_template is None:
             notes.append("the model has no chat template: prompts are plain text, "
                          "'User: … Assistant:'.")
@@ -117,7 +114,8 @@ def with_prompts(rows, name, tokenizer, **prompts):
     """(questions, notes): a list of all rows that can be asked. prompts: of `Questions`."""
     questions = Questions(rows, name, tokenizer, **prompts)
     asked, notes = questions.ask(range(len(rows))), questions.notes()
-    questions.refuse_none(asked)
+    if not asked:
+        questions.first()  # raises
     skipped = len(rows) - len(asked)
     if skipped:
         notes.append(
@@ -134,7 +132,6 @@ def prompt_text(tokenizer, row, system_prompt, examples, template_options):
     for name in template_options:
         if name not in template:
             raise UserError(f"--chat_template_kwargs: the model's chat template knows no {name}.")
-    reason = None
     # some templates do not allow a system turn
     for chat in (turns, without_system_turns(turns)):
         try:
@@ -144,7 +141,9 @@ def prompt_text(tokenizer, row, system_prompt, examples, template_options):
         except Exception as error:  # a template is a program: it may fail like any other
             reason = one_line(error)
             continue
-        left_out = [turn for turn in row.get("prompt", ()) if not shows(text, turn)]
+        left_out = [  # many leave out the thoughts of earlier turns
+            turn for turn in row.get("prompt", ())
+            if turn["content"].rpartition("</think>")[2].strip() not in text]
         if not left_out:
             return text
         reason = "it leaves out the turn of {role}, {content!r:.60}".format(**left_out[0])
@@ -181,27 +180,15 @@ def without_system_turns(turns):
     return others
 
 
-def shows(text, turn):
-    """Whether a prompt shows a turn. Some templates leave out the thoughts of earlier turns."""
-    return turn["content"].rpartition("</think>")[2].strip() in text
-
-
 def begun(text, row):
     """What a prompt's text has begun of the answer; "" if nothing: the last turn of a chat, if it
-    is the assistant's, or a thought that the template opens after the last turn."""
+    is the assistant's, or a thought that the template opens after the last turn, such as
+    "<think>\\n"."""
     last = row.get("prompt", [{"role": "user", "content": row["question"]}])[-1]
     if last["role"] == "assistant":
         return last["content"]
-    return opened_thought(text, last["content"])
-
-
-def opened_thought(text, question):
-    """The thought that a prompt's text has opened and not closed, for example "<think>\\n"; "" if
-    there is none.
-
-    Only the text after the question counts, because a system prompt may mention <think>, too.
-    """
-    after = text.rpartition(question.strip())[2]  # many templates strip the question
+    # what comes before may mention <think>, too; many templates strip the question
+    after = text.rpartition(last["content"].strip())[2]
     _, tag, rest = after.rpartition("<think>")
     return tag + rest if tag and "</think>" not in rest else ""
 
@@ -223,7 +210,6 @@ def questions_of_run(data, rows, max_new_tokens, tokenizer, model, held_out=()):
     prompts = {"system_prompt": data.system_prompt, "max_prompt_tokens": room,
                "template_options": data.chat_template_kwargs or {}}
     questions = Questions(rows[0], data.dataset, tokenizer, **prompts)
-    questions.first()  # so that a mistake is told before any slow work
     notes, test, to_choose = questions.notes(), [], []
     if data.eval_dataset:
         test, more = with_prompts(rows[1], data.eval_dataset, tokenizer, **prompts)
@@ -246,9 +232,11 @@ def hold_out(rows, seed):
     count = min(HELD_OUT, len(rows) // 4)
     chosen = random.Random(f"{seed} held out").sample(range(len(rows)), count)
     others = sorted(set(range(len(rows))) - set(chosen))
-    if isinstance(rows, Rows):
-        return rows.select(others), rows.select(chosen)
-    return [rows[i] for i in others], [rows[i] for i in chosen]
+    parts = []
+    for numbers in (others, chosen):
+        of_file = isinstance(rows, Rows)
+        parts.append(rows.select(numbers) if of_file else [rows[i] for i in numbers])
+    return parts
 
 
 def take(questions, position, count, seed):

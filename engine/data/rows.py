@@ -54,7 +54,7 @@ def read_rows(name, split="train", limit=None, model=None, columns=None):
     else:
         rows = open_file(name, split, columns=columns)
     if most and most < len(rows):
-        rows.dataset = rows.dataset.select(range(most))
+        rows = rows.select(range(most))
     check_dataset(name, model, rows)
     return rows
 
@@ -88,14 +88,14 @@ class Rows(Sequence):
         question, answer = map(flat.get, self.columns)
         if isinstance(question, list):
             row["prompt"] = chat_of(question)
-            question = last_of(row["prompt"], "user")
+            asked = [turn["content"] for turn in row["prompt"] if turn["role"] == "user"]
+            question = asked[-1] if asked else None
         elif self.columns[0] == "instruction" and raw.get("input"):  # of Alpaca's form
             question = f"{question}\n\n{raw['input']}"
         row["question"], row["answer"] = plain(question), plain(answer)
         if not row["question"].strip() or not row["answer"].strip():
-            raise ValueError(f"{' or '.join(map(repr, self.columns))} is missing or empty")
+            raise ValueError("its question or its answer is missing or empty")
         return row
-
 
     def unread(self):
         """The columns that look like a part of the question and are not in the prompt."""
@@ -126,20 +126,14 @@ def find_columns(dataset, name, named):
     """(column of the question, column of the answer). named: of `named_columns`; a column that it
     does not have is looked for under its usual names."""
     kinds = dataset.flatten().features  # {column: its type}
-    there = ", ".join(kinds)
-    for column in named.values():
-        if column not in kinds:
-            raise UserError(f"{name} has no column '{column}', which --columns names for every "
-                            f"file: it has {there}.")
     found = {what: next(filter(kinds.get, usual), None) for what, usual in USUAL.items()} | named
-    missing = [what for what in found if not found[what]]
+    missing = [what for what in found if found[what] not in kinds]
     if missing:
-        others = kinds.keys() - found.values()
-        texts = [column for column in others if "string" in str(kinds[column])]
-        [other] = texts if len(texts) == len(missing) == 1 else ["NAME"]
-        words = [f"{what}={column or other}" for what, column in found.items()]
-        raise UserError(f"{name} has no column for the {' and the '.join(missing)}: it has {there}."
-                        f" Name it: --columns {shlex.join(words)}")
+        found |= dict.fromkeys(missing, "NAME")
+        words = [f"{what}={column}" for what, column in found.items()]
+        raise UserError(
+            f"{name} has no column for the {' and the '.join(missing)}: it has {', '.join(kinds)}. "
+            f"Name one that each file has: --columns {shlex.join(words)}")
     return tuple(found.values())
 
 
@@ -158,12 +152,6 @@ def chat_of(messages):
             raise ValueError(f"{message!r:.80} is no turn of a chat: it needs a role, and a text "
                              "as content") from None
     return turns
-
-
-def last_of(turns, role):
-    """The text of the last turn in this role; "": there is none."""
-    texts = [turn["content"] for turn in turns if turn["role"] == role]
-    return texts[-1] if texts else ""
 
 
 def plain(value):

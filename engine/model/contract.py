@@ -33,6 +33,7 @@ your own is a class in a file: --sampler FILE.py:CLASS takes it.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -84,29 +85,19 @@ class Completions:
         rows = self.tokens.tolist()
         # if a completion was not cut off, its last token ends it, or completes a text of `stop`
         ends = (self.lengths - (~self.truncated).long()).tolist()
+        decode = partial(
+            tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         texts = []
         for i, (row, end) in enumerate(zip(rows, ends)):
             written = [token for token in row[:end] if token not in silent]
-            text = tokenizer.decode(
-                written, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            text = decode(written)
             if self.stop:
-                text = before_stop(tokenizer, written + row[end : end + 1], self.stop, text)
+                whole = decode(written + row[end : end + 1])
+                before = min((whole.partition(word)[0] for word in self.stop), key=len)
+                if before != whole:
+                    text = before
             texts.append(thoughts[i // group_size] + text)
         return texts
-
-
-def before_stop(tokenizer, tokens, stop, text):
-    """What the text of these tokens says before a text of `stop`; `text` if it holds none."""
-    whole = tokenizer.decode(
-        tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    place = first_of(stop, whole)
-    return text if place is None else whole[:place]
-
-
-def first_of(stop, text):
-    """Where a text first holds one of the texts `stop`; None: nowhere."""
-    places = [text.find(end) for end in stop or () if end in text]
-    return min(places, default=None)
 
 
 def stop_tokens(model, tokenizer):
@@ -130,5 +121,5 @@ def end_of_turn(tokenizer):
     except Exception:  # there is no template, or it takes no such chat
         return None
     _, found, after = text.rpartition(answer)
-    ids = tokenizer(after, add_special_tokens=False).input_ids if found and after else []
+    ids = tokenizer(after, add_special_tokens=False).input_ids if found else []
     return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None

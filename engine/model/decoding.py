@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from engine.base import progress
 from engine.base.errors import one_line
-from engine.model.contract import Sampling, first_of
+from engine.model.contract import Sampling
 from engine.model.pace import PACES
 from engine.model.prompts import left_pad
 
@@ -36,12 +36,7 @@ def write_completions(model, tokenizer, prompts, sampling, stop_ids, u, tokens, 
     rows, logits = read_prompts(
         model, tokenizer.pad_token_id, prompts, sampling, stop_ids, u, tokens, logp)
     rows.step(logits)
-    records, graph = pace.records, None
-    if records and not rows.plain:
-        records = False
-        progress.note_once(
-            "note: sampling is slow: this model keeps more than keys and values, or masks them in "
-            "a way of its own. So a token is no CUDA graph, and the host starts each kernel.")
+    records, graph = pace.records and rows.plain, None
     for t in range(1, T):
         progress.say("sampling", t + 1, T, "tokens")
         if sampling.stop and t % LOOKS_EVERY == 0:
@@ -76,7 +71,8 @@ def ends_in_texts(tokens, tokenizer, stop):
     ends = torch.zeros_like(tokens, dtype=torch.bool)
 
     def holds(count, row):
-        return first_of(stop, tokenizer.decode(row[:count])) is not None
+        text = tokenizer.decode(row[:count])
+        return any(end in text for end in stop)
 
     for i, row in enumerate(tokens.tolist()):
         if holds(len(row), row):
@@ -196,14 +192,12 @@ def read_prompts(model, pad_id, prompts, sampling, stop_ids, u, tokens, logp):
         hidden = (mask == 0)[:, None, None]
         mask = new(hidden.shape, dtype=cache.layers[0].keys.dtype)
         mask.masked_fill_(hidden, -torch.inf)
-    number = torch.arange(N, device=ids.device)
-    newest = new((N, 1), dtype=torch.long)
-    ended = new(N, dtype=torch.bool)
-    t = new(1, dtype=torch.long)
     read = partial(model, use_cache=True, **{CACHE: cache})
     rows = Rows(
         read, sampling, stop_ids, u, tokens, logp, cache, place, plain, L,
-        number=number, position=position[order, -1:], mask=mask, newest=newest, ended=ended, t=t)
+        number=torch.arange(N, device=ids.device), position=position[order, -1:], mask=mask,
+        newest=new((N, 1), dtype=torch.long), ended=new(N, dtype=torch.bool),
+        t=new(1, dtype=torch.long))
     return rows, out.logits[order, -1]
 
 

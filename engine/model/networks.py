@@ -31,22 +31,15 @@ SAMPLERS = {"ours": Sampler, "vllm": VLLM}
 def sampler_class(word):
     """The class that `--sampler` names: a name of SAMPLERS, or FILE.py:CLASS."""
     kind = known_or_own(word, SAMPLERS, "sampler", "--sampler")
-    refuse_missing(kind, word, "check", "sample")
+    if not (hasattr(kind, "check") and hasattr(kind, "sample")):
+        raise UserError(f"--sampler {word} lacks check or sample: engine/model/contract.py says "
+                        "what a sampler has.")
     return kind
-
-
-def refuse_missing(sampler, word, *names):
-    """Refuse a sampler, or its class, that lacks what contract.py asks for."""
-    missing = [name for name in names if not hasattr(sampler, name)]
-    if missing:
-        raise UserError(f"--sampler {word} has no {' and no '.join(missing)}: "
-                        "engine/model/contract.py says what a sampler has.")
 
 
 def make_sampler(word, *arguments, **named):
     """A sampler other than ours. What one of the user's own returns is checked."""
     sampler = sampler_class(word)(*arguments, **named)
-    refuse_missing(sampler, word, "refresh", "free_memory")
     if word not in SAMPLERS:
         own.check_sampler(sampler, f"--sampler {word}")
     return sampler
@@ -241,14 +234,12 @@ def add_adapter(model, rank, seed, folder=None):
     from peft import LoraConfig  # takes a second to import, and few runs need it
 
     torch.manual_seed(seed)
-    has_adapters = getattr(model, "peft_config", None)
-    if has_adapters:
+    if getattr(model, "peft_config", None):
         model.add_adapter(model.peft_config["default"], START)
         weights = dict(model.named_parameters())
-        for name in weights:
+        for name, p in weights.items():
             if ".default." in name:
-                copy = weights[name.replace(".default.", f".{START}.")]
-                copy.data.copy_(weights[name])
+                weights[name.replace(".default.", f".{START}.")].data.copy_(p)
         model.set_adapter("default")
     else:
         model.add_adapter(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))

@@ -9,6 +9,7 @@ from tqdm import tqdm
 from engine.base.errors import UserError
 from engine.model.contract import Completions, stop_tokens
 from engine.model.decoding import ends_in_texts, write_completions
+from engine.model.logprobs import completion_mask
 from engine.model.prompts import on_device
 
 
@@ -55,7 +56,13 @@ class Sampler:
         device = self.model.device
         if not prompts:
             return Completions.none(device)
-        refuse_unknown_tokens(self.model, [[self.pad_id], *prompts])
+        largest = max(self.pad_id, *map(max, prompts))
+        known = self.model.get_input_embeddings().num_embeddings
+        if largest >= known:  # a GPU would stop with an error that does not tell the cause
+            raise UserError(
+                f"the tokenizer writes token {largest}, and the model has embeddings for {known} "
+                "only: use the model's own tokenizer, or resize the embeddings if tokens were "
+                "added.")
         places = list(places or range(len(prompts)))
         # those of the other ranks are drawn, too: a generator gives its numbers one after the other
         u = torch.rand(
@@ -89,16 +96,6 @@ class Sampler:
         return drawn
 
 
-def refuse_unknown_tokens(model, prompts):
-    """A GPU would stop with an error that does not tell the cause."""
-    largest = max(map(max, prompts))
-    known = model.get_input_embeddings().num_embeddings
-    if largest >= known:
-        raise UserError(
-            f"the tokenizer writes token {largest}, and the model has embeddings for {known} only: "
-            "use the model's own tokenizer, or resize the embeddings if tokens were added.")
-
-
 def until_first_stop(tokens, logp, stops, pad_id):
     """The Completions of sampled tokens and their log-probabilities, both (N, T). Each ends with
     the first token at which `stops`, (N, T), is True; what its row has sampled after that is
@@ -110,8 +107,7 @@ def until_first_stop(tokens, logp, stops, pad_id):
     if broken:
         raise FloatingPointError("the model's logits are not finite")
     tokens = tokens[:, :width]
-    # made from the lengths: an EOS counts even if padding has the same id
-    mask = torch.arange(width, device=tokens.device) < lengths.unsqueeze(1)
+    mask = completion_mask(tokens, lengths)
     tokens = tokens.masked_fill(~mask, pad_id)
     logp = logp[:, :width].masked_fill(~mask, 0.0)
     return Completions(tokens, lengths, truncated, logp, mask)

@@ -17,34 +17,24 @@ FORMS = (
 
 
 def notes_on_golds(reward_functions, questions, numbers):
-    """Sentences about gold answers that cannot be won, and about those that are not judged. First
-    each reward is called on one question: a fault of its own ends the run here.
+    """[a sentence], if there are gold answers that cannot be won. First each reward is called on
+    one question: a fault of its own ends the run here.
 
     questions: of the run. numbers: those that it asks.
     """
     first = questions.first()
     texts = [form.format(gold_answer(first["answer"])) for form in FORMS]
     score(reward_functions, texts, reward_columns([first], len(texts)))
-    rows = {}
-    for number in numbers[:LOOKED_AT]:
-        try:
-            rows[number] = questions[number]
-        except ValueError:  # a row that is not asked either
-            continue
-    notes = []
+    rows = questions.ask(numbers[:LOOKED_AT])
     lost = []
     for number, won in zip(rows, winnable(reward_functions[0], [*rows.values()])):
         if not won:
             lost.append(f"row {number + 1}: {rows[number]['answer']!r:.60}")
-    if lost:
-        notes.append(
-            f"{len(lost)} of the {len(rows)} gold answers that were judged cannot be won with "
+    if not lost:
+        return []
+    return [f"{len(lost)} of the {len(rows)} gold answers that were judged cannot be won with "
             f"{reward_functions[0].name} ({', '.join(lost[:3])}): leave these rows out, or take "
-            "another reward, such as math_accuracy.")
-    later = len(numbers) - LOOKED_AT
-    if later > 0:
-        notes.append(f"{later} gold answers are not judged.")
-    return notes
+            "another reward, such as math_accuracy."]
 
 
 def winnable(reward, rows):
@@ -69,7 +59,5 @@ def winnable(reward, rows):
         if error:  # if a completion has this fault too, the run says so
             return won
         paid.append(values)
-    wins = []
-    for nothing, *right in zip(*paid):
-        wins.append(max(right) > nothing or math.isnan(nothing))
+    wins = [max(right) > nothing or math.isnan(nothing) for nothing, *right in zip(*paid)]
     return [one and (win or not (ours or any(wins))) for one, win in zip(won, wins)]

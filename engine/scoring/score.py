@@ -164,9 +164,6 @@ def values_of(reward, texts, columns):
         columns = copy.deepcopy(columns)
         columns["prompts"] = columns.get("question")
         returned = reward.function(completions=list(texts), **columns)
-        if not hasattr(returned, "__iter__"):
-            raise TypeError(
-                f"it returned {returned!r:.80}, a list of {len(texts)} numbers is needed")
         # a list, or an array of numpy or torch
         values = [value if value is None else float(value) for value in returned]
     except (Exception, SystemExit, Hung) as error:
@@ -197,12 +194,14 @@ def one_by_one(reward, texts, columns, first):
         value, error = values_of(reward, [text], {name: [x[i]] for name, x in columns.items()})
         values += value or [None]
         hung += isinstance(error, Hung)
-        failed = values.count(None)
-        if failed == i + 1 == len(texts) > 1 or hung == 3:
-            raise UserError(
-                f"the reward {reward.name} failed on {failed} of {i + 1} completions: "
-                f"{one_line(first)}. It is called with completions, a list of texts, and the "
-                f"columns {', '.join(columns)}, by name.")
+        if hung == 3:
+            break
+    failed = values.count(None)
+    if hung == 3 or failed == len(texts) > 1:
+        raise UserError(
+            f"the reward {reward.name} failed on {failed} of {len(values)} completions: "
+            f"{one_line(first)}. It is called with completions, a list of texts, and the columns "
+            f"{', '.join(columns)}, by name, and must return a list of numbers.")
     return values
 
 

@@ -4,8 +4,10 @@ import pytest
 
 import engine.scoring.golds as golds_module
 from answers import last_number
+from engine.data.questions import Questions
 from engine.scoring.golds import notes_on_golds, winnable
 from engine.scoring.score import REWARDS, Reward
+from experiments.library.toy_model import make_tokenizer
 from tests.engine.runs import run, sums, written
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -27,7 +29,7 @@ def test_which_gold_answers_can_be_won(name, golds, expected):
 FORMS = ("<answer>{}</answer>", "#### {}", "is {}", "<ans>{}</ans>", "\nFINAL {}", "[[{}]]")
 
 
-@pytest.mark.parametrize("low, high", [(0, 1), (-1, 1), (-1, -0.5), (-1, 0)])
+@pytest.mark.parametrize("low, high", [(0, 1), (-1, -0.5)])
 @pytest.mark.parametrize("form", FORMS)
 def test_no_good_gold_answer_is_accused_because_its_reward_wants_another_form(form, low, high):
     def mine(completions, answer, **columns):
@@ -58,23 +60,17 @@ def test_a_reward_of_ones_own_judges_both_forms_and_its_mistakes_are_told_elsewh
     assert winnable(broken, rows) == [True] * 3 and winnable(broken, []) == []
 
 
-class Given(list):
-    """Questions, the first of which can be asked."""
-
-    def first(self):
-        return self[0]
-
-
 def test_the_first_three_are_named_with_their_rows_and_the_others_are_counted(monkeypatch):
     answers = "1,a b,2,c d,e f,g h,i j,3".split(",")
-    questions = Given({"question": "?", "answer": answer} for answer in answers)
+    rows = [{"question": "?", "answer": answer} for answer in answers]
+    questions = Questions(rows, "toy", make_tokenizer())
     reward = [Reward("gsm8k_accuracy", REWARDS["gsm8k_accuracy"])]
     [note] = notes_on_golds(reward, questions, [5, 0, 1, 2, 3, 4])
     assert note.startswith("4 of the 6 gold answers that were judged cannot be won with gsm8k_acc")
     assert "row 6: 'g h', row 2: 'a b', row 4: 'c d')" in note and "'e f'" not in note
     monkeypatch.setattr(golds_module, "LOOKED_AT", 3)
-    [note, later] = notes_on_golds(reward, questions, [1, 0, 2, 3, 4])
-    assert note.startswith("1 of the 3 ") and later == "2 gold answers are not judged."
+    [note] = notes_on_golds(reward, questions, [1, 0, 2, 3, 4])
+    assert note.startswith("1 of the 3 ")
     assert notes_on_golds(reward, questions, [0, 2, 7]) == []
 
 

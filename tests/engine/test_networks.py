@@ -62,7 +62,7 @@ def test_an_adapter_adds_twice_the_product_of_its_matrices(small):
     assert_close(layer(x), (layer.base_layer.weight + 2 * B @ A) @ x)
 
 
-def merge_as_is_printed(run, printed):
+def merge_as_is_printed(printed):
     """Run the lines that a run with adapters prints at its end, which are those of docs/gpus.md.
     Returns the new folder."""
     pages = [(ROOT / page).read_text() for page in ("docs/gpus.md", "docs/zh/gpus.md")]
@@ -88,7 +88,7 @@ def test_a_run_with_adapters_is_saved_as_adapter_resumed_and_merged(small, tmp_p
     assert not (folder / "model.safetensors").exists()
     with pytest.raises(UserError, match="holds adapters, .* --lora 4, .*docs/gpus.md"):
         config_of({"model": str(run)})
-    whole = merge_as_is_printed(run, capsys.readouterr().out)
+    whole = merge_as_is_printed(capsys.readouterr().out)
     config_of({"model": whole})  # not refused
     (adapted, tokenizer), (merged, _), (base, _) = (
         load_policy(str(path), CPU, "auto") for path in (run, whole, small))

@@ -31,7 +31,6 @@ def amx(monkeypatch):
     ("auto", "cuda", True, 1e3, BF16), ("auto", "cuda", False, 1e9, F32),
     ("float32", "cuda", True, 1e9, F32), ("auto", "cpu", False, 1e9, F32),
     ("auto", "cpu", True, 1e7, BF16), ("auto", "cpu", True, 1e7 - 1, F32),
-    ("bfloat16", "cpu", False, 1e3, BF16),
 ])  # fmt: skip
 def test_the_choice_of_arithmetic(monkeypatch, choice, device, in_hardware, parameters, chosen):
     monkeypatch.setattr(

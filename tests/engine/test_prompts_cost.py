@@ -11,10 +11,6 @@ from engine.model.prompts import best_cuts, forward_cost, micro_batches_by_promp
 
 
 @pytest.mark.parametrize("prompts, lengths, cost", [
-    # GSM8K: a prompt of 180 tokens, 16 completions of 250: 4,180 tokens instead of 6,880
-    ([[1] * 180] * 16, [250] * 16, (4180 + 16 * (180 + 250) // 8, True)),
-    # with one completion of each question nothing is saved
-    ([[q] * 180 for q in range(16)], [250] * 16, (6880, False)),
     # padding of prompts and of completions counts
     ([[1] * 300] * 2 + [[2] * 200] * 2, [10, 4, 2, 30],
      (2 * 300 + 4 * 30 + 4 * 330 // 8, True)),

@@ -8,7 +8,14 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from engine.base.errors import UserError
-from engine.data.questions import Questions, fingerprint, load_questions, prompt_text, take
+from engine.data.questions import (
+    Questions,
+    begun,
+    fingerprint,
+    load_questions,
+    prompt_text,
+    take,
+)
 from experiments.library import toy_model
 from rewards import format_reward
 from tasks import toy
@@ -106,18 +113,13 @@ def test_a_chat_goes_through_the_template_whole(tokenizer, template, chat, optio
     assert text == prompt + ("ssistant:" if prompt.endswith("A") else "")
 
 
-def test_the_completion_begins_with_what_a_prefilled_turn_has_begun(tokenizer):
-    tokenizer.chat_template = TURNS
-    tokenizer.add_tokens(list("sua;"))
+def test_the_completion_begins_with_what_a_prefilled_turn_has_begun():
     for chat, begins in ((CHAT, ""), ([*CHAT, turn("assistant", "7=")], "7=")):
-        question = Questions([ONE | {"prompt": chat}], "x", tokenizer, system_prompt="").first()
-        assert question["begun"] == begins
-        assert tokenizer.decode(question["prompt"]).endswith("a" + begins)
+        assert begun("u9-2=?;a" + begins, ONE | {"prompt": chat}) == begins
 
 
 @pytest.mark.parametrize("template, options, reason", [
     (TURNS.replace("m in messages", "m in messages if m.role != 'tool'"), {}, "turn of tool, '7'"),
-    (TURNS.replace("m in messages", "m in messages[2:]"), {}, "leaves out the turn of user, '9'"),
     (TURNS, {"quiet": True}, "--chat_template_kwargs: the model's chat template knows no quiet"),
     (None, {"quiet": True}, "--chat_template_kwargs: the model's chat template knows no quiet"),
 ])  # fmt: skip

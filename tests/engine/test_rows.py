@@ -3,7 +3,6 @@
 import gzip
 import json
 import re
-import shlex
 
 import datasets
 import pytest
@@ -125,26 +124,19 @@ def test_columns_may_be_named(write, row, words):
     assert found == found | row | {"question": "Q", "answer": "3"}  # all other columns are kept
 
 
-@pytest.mark.parametrize("row, what, named", [
-    ({"q": "a", "a": "1", "level": 3}, "the answer", "question=q answer=a"),
-    ({"chat": chat("a"), "answer": "1"}, "the question", "question=chat answer=answer"),
-    ({"question": "a", "my label": "1"}, "the answer", "question=question 'answer=my label'"),
-    ({"question": "a", "x": "1", "y": "2"}, "the answer", "question=question answer=NAME"),
-    ({"question": "a", "meta": {"x": "1"}}, "the answer", "question=question answer=meta.x"),
-    ({"text": "a", "n": 1}, "the question and the answer", "question=NAME answer=NAME"),
+@pytest.mark.parametrize("columns, what, named", [
+    (["question=my q"], "the answer", "'question=my q' answer=NAME"),
+    (None, "the question and the answer", "question=NAME answer=NAME"),
 ])  # fmt: skip
-def test_a_missing_column_is_told_with_words_to_paste(write, row, what, named):
-    path = write([row])
-    there = ", ".join(row).replace("meta", "meta.x")
-    said = f"^{path} has no column for {what}: it has {there}. Name it: --columns {named}$"
+def test_a_missing_column_is_told_with_words_to_paste(write, columns, what, named):
+    path = write([{"my q": "a", "meta": {"x": "1"}}])
+    said = f"^{path} has no column for {what}: it has my q, meta.x. .*: --columns {named}$"
     with pytest.raises(UserError, match=said):
-        open_file(path, columns=["question=q"] if "q" in row else None)
-    if "NAME" not in named:  # it can be pasted
-        assert list(open_file(path, columns=shlex.split(named)))
+        open_file(path, columns=columns)
 
 
 @pytest.mark.parametrize("words, reason", [
-    ("question=q", "no column 'q', which --columns names .* it has question, answer[.]"),
+    ("question=q", "the question: it has question, answer. .*question=NAME answer=answer$"),
     ("question", "'question' must be"), ("a=b", "'a=b' must be"), ("answer=", "'answer=' must be"),
     ("answer=a answer=b", "'answer=b' must be .* at most once"),
 ])  # fmt: skip
@@ -161,7 +153,7 @@ def test_a_turn_may_hold_its_text_in_parts():
 
 
 @pytest.mark.parametrize("turn", [
-    {"role": "user", "content": [{"type": "image", "image": "x.png"}]}, "Q", None,
+    {"role": "user", "content": [{"type": "image", "image": "x.png"}]}, "Q",
     {"role": "user"}, {"content": "Q"}, {"role": "user", "content": [{"text": None}]},
 ])  # fmt: skip
 def test_what_is_no_text_is_refused(turn):

@@ -287,7 +287,7 @@ def test_a_token_is_drawn_if_the_random_number_lies_in_its_share():
     assert_close(logp, expected[some])
 
 
-@pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"temperature": 0.3}])
+@pytest.mark.parametrize("options", [{}, {"top_k": 3}])
 def test_the_least_and_the_largest_random_number_draw_tokens_that_can_come(options):
     """0, and the largest number below 1. Tokens with probability 0 stand on both sides."""
     least, largest = 0.0, 1 - 2.0**-53
@@ -302,8 +302,7 @@ def test_the_least_and_the_largest_random_number_draw_tokens_that_can_come(optio
 
 
 @pytest.mark.parametrize("options, allowed", [
-    ({"top_k": 2}, 2), ({"top_k": 1}, 1), ({"top_p": 0.5}, 1), ({"top_p": 0.7}, 2),
-    ({"top_p": 0.95}, 3),
+    ({"top_k": 2}, 2), ({"top_p": 0.5}, 1), ({"top_p": 0.7}, 2),
 ])
 def test_top_k_and_top_p_draw_from_the_most_likely_only(options, allowed):
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -3.0])  # softmax: 0.64, 0.24, 0.09, 0.03, 0.004

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import eval as evaluation
-from engine.data.questions import fingerprint, opened_thought, with_prompts
+from engine.data.questions import begun, fingerprint, with_prompts
 from engine.model.contract import Completions, stop_tokens
 from engine.model.logprobs import completion_mask
 from engine.model.sampling import Sampler
@@ -19,7 +19,7 @@ HEADER = "<|im_end|>\n<|im_start|>assistant\n"
 NAMES_THE_TAG = "Begin with <think> and never say why."
 
 
-@pytest.mark.parametrize("end, begun", [
+@pytest.mark.parametrize("end, opened", [
     (HEADER, ""),
     (HEADER + "<think>\n", "<think>\n"),  # Qwen3-Thinking, QwQ, DeepSeek-R1's distillations
     (HEADER + "Let me solve this step by step.\n<think>\nOkay, ", "<think>\nOkay, "),
@@ -27,11 +27,11 @@ NAMES_THE_TAG = "Begin with <think> and never say why."
     (HEADER + "<think>\n\n</think>\n\n<think>\n", "<think>\n"),
 ])  # fmt: skip
 @pytest.mark.parametrize("question", ["9-8=?", " What does <think> mean? \n", "9"])
-def test_what_a_template_has_begun(end, begun, question):
+def test_what_a_template_has_begun(end, opened, question):
     """The template strips the question, as many do; what the system prompt and the question say of
     the tag begins nothing."""
     before = f"<|im_start|>system\n{NAMES_THE_TAG}<|im_end|>\n<|im_start|>user\n"
-    assert opened_thought(before + question.strip() + end, question) == begun
+    assert begun(before + question.strip() + end, {"question": question}) == opened
 
 
 def tokenizer_that_opens(text):
@@ -54,10 +54,10 @@ def completions_of(tokenizer, texts):
 ROW = {"question": "9-8=?", "answer": "1"}
 
 
-@pytest.mark.parametrize("opened, begun", [
+@pytest.mark.parametrize("opened, begins", [
     ("<think></think>\n", ""), ("<think>", "<think>"), ("<think>\n1=", "<think>\n1=")])
 def test_neither_the_rewards_columns_nor_the_fingerprint_see_it_and_the_prompt_stays_whole(
-    opened, begun
+    opened, begins
 ):
     tokenizer = tokenizer_that_opens(opened)
     [row], _ = with_prompts([ROW | {"level": 3}], "toy", tokenizer)
@@ -66,7 +66,7 @@ def test_neither_the_rewards_columns_nor_the_fingerprint_see_it_and_the_prompt_s
     assert tokenizer.decode(row["prompt"]) == "9-8=?=" + opened
     texts = ["1", "2</think>", "3", ""]
     drawn = completions_of(tokenizer, ["1", "2</think>", "3<eos>", "<eos>"])
-    assert drawn.texts(tokenizer, [row]) == [begun + text for text in texts]
+    assert drawn.texts(tokenizer, [row]) == [begins + text for text in texts]
     assert drawn.texts(tokenizer) == texts
 
 
