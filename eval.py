@@ -39,7 +39,7 @@ from tasks.table import TASKS, base_model, task_of
 
 def evaluate(
     sampler, tokenizer, questions, is_right, sampling, *,
-    samples=1, batch_size=256, seed=42, label="eval", path=None, part="sampled", earlier=None,
+    samples=1, batch_size=256, seed=42, label="eval", path=None, part="sampled", earlier=(),
 ):  # fmt: skip
     """Sample and judge `samples` completions of every question. The processes share the batches.
 
@@ -49,7 +49,7 @@ def evaluate(
     `open_answers`, which are not made again.
     Returns one dict per completion, in the order of the questions, on every process.
     """
-    records = list(earlier.get(part, ())) if earlier else []
+    records = dict(earlier).get(part, [])
     size = questions_in_a_batch(batch_size, samples)
     firsts = range(len(records) // samples, len(questions), size * ranks.world_size())
     for first in progress.over(firsts, f"{label}, {part}", "batches"):
@@ -80,11 +80,10 @@ def sample_batch(sampler, tokenizer, questions, is_right, sampling, samples, sta
     for i, text in enumerate(texts):
         number = i // samples
         row = rows[number]
-        record = {
+        records.append({
             "index": start + number, "question": row["question"], "answer": row["answer"],
             "completion": text, "correct": verdict(values[i]), "score": values[i],
-            "tokens": lengths[i], "truncated": truncated[i]}
-        records.append(record)
+            "tokens": lengths[i], "truncated": truncated[i]})
     return records
 
 
@@ -121,7 +120,7 @@ def examine(sampler, tokenizer, questions, is_right, sampling, *, samples=1, **o
                             "questions: name another one first.")
         summary[part] = summarize(records, answer_of)
         summary["seconds"] = time.perf_counter() - begin
-        first = [record for record in records if record["index"] < 3][::k]
+        first = records[: 3 * k : k]
         summary["examples"] = [record for record in first if record["correct"] is not None]
     return summary
 
@@ -161,19 +160,18 @@ def open_answers(path, setting):
             f"{path} holds answers in another setting ({', '.join(changed)}): name another "
             "--output_dir, or remove it.")
     lines = [{"setting": setting}]
-    numbers = range(setting["questions"])
     for part, records in answers.items():
         samples = 1 if part == "greedy" else setting["samples"]
         size = questions_in_a_batch(setting["batch_size"], samples)
-        kept = []
-        for start in range(0, len(numbers), size):
-            asked = numbers[start : start + size]
-            batch = [record for record in records if record["index"] in asked]
-            if len(batch) != len(asked) * samples:
+        count = 0  # of those that stand at their place
+        for record in records:
+            if record["index"] != count // samples:
                 break
-            kept += batch
-        answers[part] = kept
-        lines += [{"part": part, **record} for record in kept]
+            count += 1
+        if count < setting["questions"] * samples:
+            count -= count % (size * samples)
+        del records[count:]
+        lines += [{"part": part, **record} for record in records]
     files.write(path, files.as_lines(lines))
     return answers
 
@@ -221,7 +219,6 @@ def report(part, scores):
 @dataclass
 class Config:
     model: str = option("toy", "hub name, model folder, folder of a run, or toy: its base model")
-    best: bool = option(False, "of a run with --eval_every: its best checkpoint")
     benchmark: list[str] | None = option(
         None, f"{', '.join(TASKS)}, .jsonl files; none: toy")
     columns: list[str] | None = option(
@@ -260,16 +257,11 @@ class Config:
 def check(chosen):
     """A Config of the options that were given. Mistakes that can be seen before any work are
     refused."""
-    unused = {"temperature", "top_p", "top_k", "seed"} & set(chosen)
     of_run = options_for_eval(chosen.get("model", Config.model))
-    if chosen.get("benchmark", of_run.get("benchmark")) == of_run.get("benchmark"):
+    if chosen.get("benchmark") in (None, of_run.get("benchmark")):
         chosen = of_run | chosen  # it is measured as the run has measured
     config = compose(Config, chosen)
-    if config.samples == 0 and unused:
-        raise UserError(f"--{min(unused)} has no effect with --samples 0: nothing is sampled.")
     config.benchmark = config.benchmark or ["toy"]
-    if config.best:
-        config.model = f"{config.model}/best"
     for name in config.benchmark:
         check_dataset(name, config.model)
     stems = {Path(name).stem for name in config.benchmark}
@@ -302,11 +294,9 @@ def results_folder(config):
 def evaluate_benchmark(benchmark, rows, config, source, model, tokenizer, folder):
     """Evaluate one benchmark, write its two files and print its scores."""
     task = task_of(benchmark)
-    config = replace(config)
-    if config.judge is None:
-        config.judge = task.rewards[0]
-    if config.max_new_tokens is None:
-        config.max_new_tokens = task.max_new_tokens
+    config = replace(
+        config, judge=config.judge or task.rewards[0],
+        max_new_tokens=config.max_new_tokens or task.max_new_tokens)
     if config.system_prompt is None:
         config.system_prompt = task.system_prompt
     room = prompt_room(model, config.max_new_tokens, config.max_prompt_tokens)
@@ -372,9 +362,8 @@ def main(argv):
     for note in given_twice(argv):
         progress.note(f"note: {note}")
     folder = results_folder(config)
-    limit = config.questions or None
     # a wrong line of a file is refused before the model is loaded
-    rows = [read_rows(name, "test", limit, config.model, config.columns)
+    rows = [read_rows(name, "test", config.questions or None, config.model, config.columns)
             for name in config.benchmark]
     source = resolve_model(base_model(config.model, config.benchmark[0]))
     try:

@@ -168,7 +168,7 @@ def test_results_go_to_the_model_or_under_runs(tmp_path, monkeypatch):
 @pytest.mark.parametrize("words, message", [
     ("--benchmark gsm9k", "gsm9k"), ("--benchmark toy toy", "--benchmark"),
     ("--benchmark toy toy_code", "one by one"), ("--model ./nowhere", "nowhere"),
-    ("--samples -1", "--samples"), ("--samples 0 --top_p 0.9", "--top_p .*--samples 0"),
+    ("--samples -1", "--samples"),
     ("--seed 9223372036854775807", "--seed"), ("--top_p 0", "--top_p"),
     ("--temperature 0", "--temperature"), ("--temperature nan", "--temperature"),
     ("--dataset toy", "--dataset"), ("--judge nobody", "nobody"),

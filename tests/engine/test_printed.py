@@ -8,7 +8,6 @@ import pytest
 
 import eval as evaluation
 import train
-from engine.base.errors import UserError
 from engine.run.command_line import command, given
 from engine.run.config import Config, compared, config_of
 from engine.run.folder import options_for_eval
@@ -101,5 +100,3 @@ def test_another_model_or_benchmark_takes_nothing_of_a_run(tmp_path):
         assert "sampler" not in found and found["max_new_tokens"] == 7
     config = evaluation.check({"model": str(tmp_path), "benchmark": ["toy"]})
     assert config.max_new_tokens is None
-    with pytest.raises(UserError, match="has no effect with --samples 0"):
-        evaluation.check({"model": str(tmp_path), "samples": 0, "temperature": 1.0})
