@@ -128,18 +128,17 @@ def examine(sampler, tokenizer, questions, is_right, sampling, *, samples=1, **o
 # --- eval-NAME.jsonl ---
 
 
-def read_answers(path, cure="name another --output_dir, or move it"):
+def read_answers(path):
     """(setting, {part: its records}) of a file of answers, without lines that cannot be read.
-
-    Raises UserError, with this cure, if eval.py has not written the file.
-    """
+    Raises UserError if eval.py has not written the file."""
     match files.read(path):
         case [{"setting": setting}, *records]:
             answers = {}
             for record in records:
                 answers.setdefault(record.pop("part"), []).append(record)
             return setting, answers
-    raise UserError(f"{path} is no file of answers that eval.py has written: {cure}.")
+    raise UserError(f"{path} is no file of answers that eval.py has written: name another one, or "
+                    "another --output_dir.")
 
 
 def open_answers(path, setting):
@@ -151,14 +150,13 @@ def open_answers(path, setting):
     """
     earlier = setting
     answers = {}
-    if path.is_file() and path.stat().st_size:
+    if path.is_file():
         earlier, answers = read_answers(path)
-    changed = [
-        f"{key} {earlier.get(key)!r:.60}" for key in setting if earlier.get(key) != setting[key]]
+    changed = [key for key in setting if earlier.get(key) != setting[key]]
     if changed:
         raise UserError(
-            f"{path} holds answers in another setting ({', '.join(changed)}): name another "
-            "--output_dir, or remove it.")
+            f"{path} holds answers with another {', '.join(changed)}: name another --output_dir, "
+            "or remove it.")
     lines = [{"setting": setting}]
     for part, records in answers.items():
         samples = 1 if part == "greedy" else setting["samples"]

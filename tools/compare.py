@@ -78,8 +78,7 @@ DRAWN = ("model", "seed", "batch_size", "torch", "transformers")
 
 def compare(paths):
     """Print the difference between two files of answers to the same questions."""
-    cure = "name eval-NAME.jsonl of an evaluation"
-    (setting, first), (other, second) = [read_answers(path, cure) for path in paths]
+    (setting, first), (other, second) = map(read_answers, paths)
     print(f"{setting['model']}: {paths[0]}")
     print(f"{other['model']}: {paths[1]}")
     for key in setting:
