@@ -137,16 +137,15 @@ def config_of(chosen):
 
 def compared(config, algorithm):
     """The command of the same run with another algorithm; None if that refuses its options."""
-    options, defaults = flat(config), flat(Config())
-    usual = layers({name: options[name] for name in ("algorithm", "dataset")})
+    options = flat(config)
     chosen = {"algorithm": algorithm, "dataset": options["dataset"]}
+    usual = layers(chosen | {"algorithm": options["algorithm"]})
     for name, value in options.items():
         if value != usual[name] and name not in NOT_COMPARED:
             chosen[name] = value
     with suppress(UserError):
         config_of(chosen)
-        return command({name: chosen[name] for name in chosen if chosen[name] != defaults[name]}
-                       | {"algorithm": algorithm})
+        return command(chosen)
 
 
 # --- a new run, or one that goes on ---

@@ -7,21 +7,10 @@ from operator import itemgetter
 from pathlib import Path
 
 from engine.base import files, progress, ranks
-from engine.model.folders import base_of
 from engine.run import checkpoint
 from engine.run.config import compared
 from engine.run.metrics import COUNTS, first_group, mean, phase_totals
 
-MERGE = """
-# The checkpoint holds only adapters. To merge them into their model:
-import torch
-from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-SOURCE, CHECKPOINT, OUT = "{source}", "{checkpoint}", "{folder}/merged"
-model = AutoModelForCausalLM.from_pretrained(SOURCE, dtype=torch.float32)
-PeftModel.from_pretrained(model, CHECKPOINT).merge_and_unload().save_pretrained(OUT)
-AutoTokenizer.from_pretrained(CHECKPOINT).save_pretrained(OUT)"""
 LINES = ("metrics.jsonl", "samples.jsonl")  # a line of each for each step
 SHORT = 100  # tokens; the table shows only answers that are not longer
 CHANGES = [  # what the last lines compare: its name there, where it is in the scores, its digits
@@ -179,8 +168,6 @@ def finish(config, algorithm, run, after, notes):
     files.write(folder / checkpoint.SUMMARY, files.as_json(summary, indent=2))
     curves(folder, algorithm.name)
     report(summary, config)
-    if config.devices.lora:
-        print(MERGE.format(**summary | {"source": base_of(summary["source"])}, folder=folder))
 
 
 def report(summary, config):

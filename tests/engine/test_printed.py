@@ -68,10 +68,11 @@ def test_the_command_after_ctrl_c_is_whole(small, tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("options, algorithm, words", [
-    ({"pruning_rate": 0.5, "output_dir": "x"}, "grpo", "--algorithm=grpo"),
-    ({"algorithm": "grpo", "beta": 0.0, "seed": 3}, "cppo", "--algorithm=cppo --beta=0.0 --seed=3"),
+    ({"pruning_rate": 0.5, "output_dir": "x"}, "grpo", "--algorithm=grpo --dataset=toy"),
+    ({"algorithm": "grpo", "beta": 0.0, "seed": 3}, "cppo", 
+     "--algorithm=cppo --dataset=toy --beta=0.0 --seed=3"),
     ({"chat_template_kwargs": {"a": False}, "lora": 4}, "grpo",
-     """--algorithm=grpo '--chat_template_kwargs={"a": false}' --lora=4"""),
+     """--algorithm=grpo --dataset=toy '--chat_template_kwargs={"a": false}' --lora=4"""),
     ({"algorithm": "cppo", "shortest_prefix": 0.5}, "gspo", None),  # it does not take it
 ])
 def test_the_command_of_another_algorithm(options, algorithm, words):
