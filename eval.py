@@ -9,9 +9,7 @@ interrupted evaluation, run the same command again. The number of processes chan
 tools/compare.py compares two evaluations, and judges what another program has sampled.
 """
 
-import os
 import time
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +18,7 @@ import torch
 
 from answers import extract_answer, to_number
 from engine.base import files, progress, ranks
-from engine.base.errors import CANNOT_WRITE, UserError
+from engine.base.errors import UserError
 from engine.data.questions import fingerprint, with_prompts
 from engine.data.rows import check_columns, check_dataset, read_rows
 from engine.model.contract import Sampling
@@ -174,19 +172,6 @@ def open_answers(path, setting):
     return answers
 
 
-@contextmanager
-def writing_into(folder):
-    """Make the folder of the results. Say what is wrong, if nothing can be written into it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        if error.errno not in CANNOT_WRITE:
-            raise
-        raise UserError(f"{CANNOT_WRITE[error.errno]}, or name another --output_dir than "
-                        f"{folder}.") from None
-
-
 # --- the scores in words ---
 
 MEANS = {  # what a score is the share of
@@ -249,7 +234,7 @@ class Config:
     seed: int = option(42, "of the sampling", limits="(-∞, ∞)")
     output_dir: str | None = option(
         None, "where the results go; none: the folder of the model; runs/eval-NAME for a model of "
-        "the hub, or if that folder is read-only")
+        "the hub")
 
 
 def check(chosen):
@@ -284,9 +269,7 @@ def results_folder(config):
     if config.output_dir:
         return Path(config.output_dir)
     model = Path(config.model)
-    if model.is_dir() and os.access(model, os.W_OK):
-        return model
-    return Path("runs", f"eval-{model.resolve().name}")
+    return model if model.is_dir() else Path("runs", f"eval-{model.name}")
 
 
 def evaluate_benchmark(benchmark, rows, config, source, model, tokenizer, folder):
@@ -365,7 +348,7 @@ def main(argv):
             for name in config.benchmark]
     source = resolve_model(base_model(config.model, config.benchmark[0]))
     try:
-        with writing_into(folder):
+        with files.writing_into(folder):
             model, tokenizer = load_model(source, device, frozen=True)
             for benchmark, its_rows in zip(config.benchmark, rows):
                 evaluate_benchmark(benchmark, its_rows, config, source, model, tokenizer, folder)

@@ -22,7 +22,7 @@ from engine.base.errors import UserError
 from engine.data.rows import open_file
 from engine.run.command_line import run_program
 from engine.scoring.score import load_rewards, reward_columns, score
-from eval import answer_of, read_answers, report, writing_into
+from eval import answer_of, read_answers, report
 from scores import group_by_question, mean_value, paired, summarize, verdict
 
 # --- one file of completions ---
@@ -41,7 +41,7 @@ def judge_file(path, judge, columns, output_dir):
     folder = Path(output_dir or Path(path).parent)
     scored = folder / f"scored-{Path(path).stem}.json"
     content = {"from_file": path, "judge": judge, "sampled": summary}
-    with writing_into(folder):
+    with files.writing_into(folder):
         files.write(scored, files.as_json(content, indent=2))
     print(f"judged by {judge}; written: {scored}")
 
