@@ -19,12 +19,6 @@ BRIEF = ("--questions_per_step 1 --group_size 4 --max_new_tokens 16 --steps 2 --
          "--eval_questions 4 --lr 1e-3")
 
 
-def printed(capsys, name):
-    """The words of the command that a run has printed under this name."""
-    [line] = re.findall(f"^{name} +python (.+)$", capsys.readouterr().out, re.MULTILINE)
-    return shlex.split(line)
-
-
 def test_the_commands_at_the_end_of_a_run_work_and_measure_the_same(
     small, tmp_path, monkeypatch, capsys
 ):
