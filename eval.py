@@ -9,9 +9,7 @@ interrupted evaluation, run the same command again. The number of processes chan
 tools/compare.py compares two evaluations, and judges what another program has sampled.
 """
 
-import os
 import time
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +18,7 @@ import torch
 
 from answers import extract_answer, to_number
 from engine.base import files, progress, ranks
-from engine.base.errors import CANNOT_WRITE, UserError
+from engine.base.errors import UserError
 from engine.data.questions import fingerprint, with_prompts
 from engine.data.rows import check_columns, check_dataset, read_rows
 from engine.model.contract import Sampling
@@ -39,7 +37,7 @@ from tasks.table import TASKS, base_model, task_of
 
 def evaluate(
     sampler, tokenizer, questions, is_right, sampling, *,
-    samples=1, batch_size=256, seed=42, label="eval", path=None, part="sampled", earlier=None,
+    samples=1, batch_size=256, seed=42, label="eval", path=None, part="sampled", earlier=(),
 ):  # fmt: skip
     """Sample and judge `samples` completions of every question. The processes share the batches.
 
@@ -49,7 +47,7 @@ def evaluate(
     `open_answers`, which are not made again.
     Returns one dict per completion, in the order of the questions, on every process.
     """
-    records = list(earlier.get(part, ())) if earlier else []
+    records = dict(earlier).get(part, [])
     size = questions_in_a_batch(batch_size, samples)
     firsts = range(len(records) // samples, len(questions), size * ranks.world_size())
     for first in progress.over(firsts, f"{label}, {part}", "batches"):
@@ -80,11 +78,10 @@ def sample_batch(sampler, tokenizer, questions, is_right, sampling, samples, sta
     for i, text in enumerate(texts):
         number = i // samples
         row = rows[number]
-        record = {
+        records.append({
             "index": start + number, "question": row["question"], "answer": row["answer"],
             "completion": text, "correct": verdict(values[i]), "score": values[i],
-            "tokens": lengths[i], "truncated": truncated[i]}
-        records.append(record)
+            "tokens": lengths[i], "truncated": truncated[i]})
     return records
 
 
@@ -121,7 +118,7 @@ def examine(sampler, tokenizer, questions, is_right, sampling, *, samples=1, **o
                             "questions: name another one first.")
         summary[part] = summarize(records, answer_of)
         summary["seconds"] = time.perf_counter() - begin
-        first = [record for record in records if record["index"] < 3][::k]
+        first = records[: 3 * k : k]
         summary["examples"] = [record for record in first if record["correct"] is not None]
     return summary
 
@@ -129,18 +126,17 @@ def examine(sampler, tokenizer, questions, is_right, sampling, *, samples=1, **o
 # --- eval-NAME.jsonl ---
 
 
-def read_answers(path, cure="name another --output_dir, or move it"):
+def read_answers(path):
     """(setting, {part: its records}) of a file of answers, without lines that cannot be read.
-
-    Raises UserError, with this cure, if eval.py has not written the file.
-    """
+    Raises UserError if eval.py has not written the file."""
     match files.read(path):
         case [{"setting": setting}, *records]:
             answers = {}
             for record in records:
                 answers.setdefault(record.pop("part"), []).append(record)
             return setting, answers
-    raise UserError(f"{path} is no file of answers that eval.py has written: {cure}.")
+    raise UserError(f"{path} is no file of answers that eval.py has written: name another one, or "
+                    "another --output_dir.")
 
 
 def open_answers(path, setting):
@@ -152,43 +148,28 @@ def open_answers(path, setting):
     """
     earlier = setting
     answers = {}
-    if path.is_file() and path.stat().st_size:
+    if path.is_file():
         earlier, answers = read_answers(path)
-    changed = [
-        f"{key} {earlier.get(key)!r:.60}" for key in setting if earlier.get(key) != setting[key]]
+    changed = [key for key in setting if earlier.get(key) != setting[key]]
     if changed:
         raise UserError(
-            f"{path} holds answers in another setting ({', '.join(changed)}): name another "
-            "--output_dir, or remove it.")
+            f"{path} holds answers with another {', '.join(changed)}: name another --output_dir, "
+            "or remove it.")
     lines = [{"setting": setting}]
-    numbers = range(setting["questions"])
     for part, records in answers.items():
         samples = 1 if part == "greedy" else setting["samples"]
         size = questions_in_a_batch(setting["batch_size"], samples)
-        kept = []
-        for start in range(0, len(numbers), size):
-            asked = numbers[start : start + size]
-            batch = [record for record in records if record["index"] in asked]
-            if len(batch) != len(asked) * samples:
+        count = 0  # of those that stand at their place
+        for record in records:
+            if record["index"] != count // samples:
                 break
-            kept += batch
-        answers[part] = kept
-        lines += [{"part": part, **record} for record in kept]
+            count += 1
+        if count < setting["questions"] * samples:
+            count -= count % (size * samples)
+        del records[count:]
+        lines += [{"part": part, **record} for record in records]
     files.write(path, files.as_lines(lines))
     return answers
-
-
-@contextmanager
-def writing_into(folder):
-    """Make the folder of the results. Say what is wrong, if nothing can be written into it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        if error.errno not in CANNOT_WRITE:
-            raise
-        raise UserError(f"{CANNOT_WRITE[error.errno]}, or name another --output_dir than "
-                        f"{folder}.") from None
 
 
 # --- the scores in words ---
@@ -254,22 +235,19 @@ class Config:
     seed: int = option(42, "of the sampling", limits="(-∞, ∞)")
     output_dir: str | None = option(
         None, "where the results go; none: the folder of the model; runs/eval-NAME for a model of "
-        "the hub, or if that folder is read-only")
+        "the hub")
 
 
 def check(chosen):
     """A Config of the options that were given. Mistakes that can be seen before any work are
     refused."""
-    unused = {"temperature", "top_p", "top_k", "seed"} & set(chosen)
     of_run = options_for_eval(chosen.get("model", Config.model))
-    if chosen.get("benchmark", of_run.get("benchmark")) == of_run.get("benchmark"):
+    if chosen.get("benchmark") in (None, of_run.get("benchmark")):
         chosen = of_run | chosen  # it is measured as the run has measured
     config = compose(Config, chosen)
-    if config.samples == 0 and unused:
-        raise UserError(f"--{min(unused)} has no effect with --samples 0: nothing is sampled.")
     config.benchmark = config.benchmark or ["toy"]
     if config.best:
-        config.model = f"{config.model}/best"
+        config.model += "/best"
     for name in config.benchmark:
         check_dataset(name, config.model)
     stems = {Path(name).stem for name in config.benchmark}
@@ -294,19 +272,15 @@ def results_folder(config):
     if config.output_dir:
         return Path(config.output_dir)
     model = Path(config.model)
-    if model.is_dir() and os.access(model, os.W_OK):
-        return model
-    return Path("runs", f"eval-{model.resolve().name}")
+    return model if model.is_dir() else Path("runs", f"eval-{model.name}")
 
 
 def evaluate_benchmark(benchmark, rows, config, source, model, tokenizer, folder):
     """Evaluate one benchmark, write its two files and print its scores."""
     task = task_of(benchmark)
-    config = replace(config)
-    if config.judge is None:
-        config.judge = task.rewards[0]
-    if config.max_new_tokens is None:
-        config.max_new_tokens = task.max_new_tokens
+    config = replace(
+        config, judge=config.judge or task.rewards[0],
+        max_new_tokens=config.max_new_tokens or task.max_new_tokens)
     if config.system_prompt is None:
         config.system_prompt = task.system_prompt
     room = prompt_room(model, config.max_new_tokens, config.max_prompt_tokens)
@@ -372,13 +346,12 @@ def main(argv):
     for note in given_twice(argv):
         progress.note(f"note: {note}")
     folder = results_folder(config)
-    limit = config.questions or None
     # a wrong line of a file is refused before the model is loaded
-    rows = [read_rows(name, "test", limit, config.model, config.columns)
+    rows = [read_rows(name, "test", config.questions or None, config.model, config.columns)
             for name in config.benchmark]
     source = resolve_model(base_model(config.model, config.benchmark[0]))
     try:
-        with writing_into(folder):
+        with files.writing_into(folder):
             model, tokenizer = load_model(source, device, frozen=True)
             for benchmark, its_rows in zip(config.benchmark, rows):
                 evaluate_benchmark(benchmark, its_rows, config, source, model, tokenizer, folder)

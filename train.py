@@ -100,7 +100,7 @@ def train(config, algorithm, device, rows, notes):
     logs.announce(config, run, notes)
     keep_options(folder, config)
     if not config.run.resume:
-        state.before = evaluate(run, "evaluation before")
+        state.before = evaluate(run, "evaluation before", run.test)
         checkpoint.save_or_stop(folder, run.networks, state)
 
     log = logs.Logs(config, state, run.networks.tokenizer, lambda i: greedy_answer(run, i))
@@ -124,8 +124,7 @@ def train(config, algorithm, device, rows, notes):
             step.metrics.update(run.hooks.measure(step))
             log.write(state.step, step, lr)
             logs.show_step(shown, run, step.metrics)
-            log.show(state.step, run.finished)
-            log.show_evaluation(run, step.metrics)
+            log.show(run, step.metrics)
             run.refuse_failing_updates()
             # the checkpoint
             interrupt.agree(device)
@@ -134,14 +133,14 @@ def train(config, algorithm, device, rows, notes):
         return interrupt.tell(state.step, run.steps, folder)
     if run.went_too_far:
         notes.append(run.go_back())
-    logs.finish(config, algorithm, run, evaluate(run, "evaluation after"), notes)
+    after = evaluate(run, "evaluation after", run.test)
+    logs.finish(config, algorithm, run, after, notes)
     return 0
 
 
-def evaluate(run, label, questions=None, samples=1):
-    """The scores of the policy on questions: those of the test, or these; {} if there are none."""
+def evaluate(run, label, questions, samples=1):
+    """The scores of the policy on questions; {} if there are none."""
     networks = run.networks
-    questions = run.test if questions is None else questions
     return examine(networks.sampler, networks.tokenizer, questions, run.is_right,
                    run.config.sampling, samples=samples, seed=run.seed, label=label)
 

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 from functools import partial
 from pathlib import Path
 
@@ -153,22 +152,19 @@ def test_each_number_is_said_in_words_with_its_interval(small, tmp_path, capsys)
     assert max(map(len, shown.splitlines()[:-1])) <= 100  # the last one names the files
 
 
-def test_results_go_to_the_model_or_under_runs(tmp_path, monkeypatch):
-    """Under runs/ go those of a model of the hub, and if the folder is read-only."""
+def test_results_go_to_the_model_or_for_one_of_the_hub_under_runs(tmp_path):
     def folder(**options):
         return str(evaluation.results_folder(evaluation.Config(**options)))
 
     assert folder(model=str(tmp_path)) == str(tmp_path)
     assert folder(model=str(tmp_path), output_dir="out") == "out"
     assert folder(model="Me/Model-1B") == "runs/eval-Model-1B"
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
-    assert folder(model=f"{tmp_path}/.") == f"runs/eval-{tmp_path.name}"
 
 
 @pytest.mark.parametrize("words, message", [
     ("--benchmark gsm9k", "gsm9k"), ("--benchmark toy toy", "--benchmark"),
     ("--benchmark toy toy_code", "one by one"), ("--model ./nowhere", "nowhere"),
-    ("--samples -1", "--samples"), ("--samples 0 --top_p 0.9", "--top_p .*--samples 0"),
+    ("--samples -1", "--samples"),
     ("--seed 9223372036854775807", "--seed"), ("--top_p 0", "--top_p"),
     ("--temperature 0", "--temperature"), ("--temperature nan", "--temperature"),
     ("--dataset toy", "--dataset"), ("--judge nobody", "nobody"),

@@ -22,7 +22,7 @@ from engine.base.errors import UserError
 from engine.data.rows import open_file
 from engine.run.command_line import run_program
 from engine.scoring.score import load_rewards, reward_columns, score
-from eval import answer_of, read_answers, report, writing_into
+from eval import answer_of, read_answers, report
 from scores import group_by_question, mean_value, paired, summarize, verdict
 
 # --- one file of completions ---
@@ -41,7 +41,7 @@ def judge_file(path, judge, columns, output_dir):
     folder = Path(output_dir or Path(path).parent)
     scored = folder / f"scored-{Path(path).stem}.json"
     content = {"from_file": path, "judge": judge, "sampled": summary}
-    with writing_into(folder):
+    with files.writing_into(folder):
         files.write(scored, files.as_json(content, indent=2))
     print(f"judged by {judge}; written: {scored}")
 
@@ -78,8 +78,7 @@ DRAWN = ("model", "seed", "batch_size", "torch", "transformers")
 
 def compare(paths):
     """Print the difference between two files of answers to the same questions."""
-    cure = "name eval-NAME.jsonl of an evaluation"
-    (setting, first), (other, second) = [read_answers(path, cure) for path in paths]
+    (setting, first), (other, second) = map(read_answers, paths)
     print(f"{setting['model']}: {paths[0]}")
     print(f"{other['model']}: {paths[1]}")
     for key in setting:

@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from engine.base.errors import UserError, one_line, unknown
+from engine.base.errors import CANNOT_WRITE, UserError, one_line, unknown
 
 
 def as_json(value, **options):
@@ -43,6 +43,19 @@ def write(path, text):
     new = Path(f"{path}.new")
     new.write_text(text, encoding="utf-8")
     new.replace(path)
+
+
+@contextlib.contextmanager
+def writing_into(folder):
+    """Make the folder of the results. Say what is wrong, if nothing can be written into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        if error.errno not in CANNOT_WRITE:
+            raise
+        raise UserError(f"{CANNOT_WRITE[error.errno]}, or name another --output_dir than "
+                        f"{folder}.") from None
 
 
 @functools.cache

@@ -24,14 +24,10 @@ def start():
     if gpus:
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        store, number, size = next(dist.rendezvous("env://"))
-        # torchrun keeps one store for all restarts of a job: it still holds the addresses of dead
-        # processes
-        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
         # nccl gets its GPU here: otherwise each rank would guess one at its first message
         dist.init_process_group(
-            "nccl" if gpus else "gloo", store=store, rank=number, world_size=size,
-            timeout=timedelta(hours=1), device_id=device if gpus else None)
+            "nccl" if gpus else "gloo", timeout=timedelta(hours=1),
+            device_id=device if gpus else None)
         # a thread of gloo needs Python's lock to free the last tensors: if Python has ended before,
         # the process aborts
         atexit.register(time.sleep, 0.2)

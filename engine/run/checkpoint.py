@@ -133,10 +133,9 @@ def link_best(run_dir, best):
     """Let run_dir/best be the best checkpoint. Returns its path; None: there is none yet."""
     if best:
         path = path_of(run_dir, best["step"])
-        new = Path(run_dir, f"{BEST}.new")
-        new.unlink(missing_ok=True)
-        new.symlink_to(path.name)
-        new.replace(Path(run_dir, BEST))  # at once, so that a crash leaves the old link or the new
+        link = Path(run_dir, BEST)
+        link.unlink(missing_ok=True)
+        link.symlink_to(path.name)
         return path
 
 

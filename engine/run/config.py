@@ -137,16 +137,15 @@ def config_of(chosen):
 
 def compared(config, algorithm):
     """The command of the same run with another algorithm; None if that refuses its options."""
-    options, defaults = flat(config), flat(Config())
-    usual = layers({name: options[name] for name in ("algorithm", "dataset")})
+    options = flat(config)
     chosen = {"algorithm": algorithm, "dataset": options["dataset"]}
+    usual = layers(chosen | {"algorithm": options["algorithm"]})
     for name, value in options.items():
         if value != usual[name] and name not in NOT_COMPARED:
             chosen[name] = value
     with suppress(UserError):
         config_of(chosen)
-        return command({name: chosen[name] for name in chosen if chosen[name] != defaults[name]}
-                       | {"algorithm": algorithm})
+        return command(chosen)
 
 
 # --- a new run, or one that goes on ---
@@ -162,17 +161,12 @@ def open_run(argv):
     run = config.run
     plan = config.preview.plan
     trains = plan is None and not config.preview.check_rewards
-    # allowed restarts, not past ones: the machines of a job may count past restarts differently
-    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
     sharded = config.devices.shard == "full" and plan is None
-    if restarts and not run.output_dir:
-        raise UserError(
-            "--max-restarts needs --output_dir, by which a restarted job finds its run again.")
     if sharded and "WORLD_SIZE" not in os.environ:
         raise UserError("--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with "
                         "the number of your GPUs. On one device: --shard none, also to resume.")
     if run.output_dir and not run.resume and trains:
-        run.resume = folder.holds_run(run.output_dir, flat(config), restarts)
+        folder.refuse_used(run.output_dir)
     return config, algorithm, given_twice(argv) + checks.notes_on_options(config.options)
 
 

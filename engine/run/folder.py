@@ -21,9 +21,6 @@ from engine.model.folders import checkpoints
 from engine.run.command_line import flat
 from engine.scoring.score import judged_alike
 
-# two runs that differ only in these are the same run
-NOT_COMPARED = ("output_dir", "resume", "recipe")
-
 
 def run_folder(config):
     """The folder of the run, the same on every rank: --output_dir, which is made if it does not
@@ -72,27 +69,18 @@ def options_for_eval(model):
     return {}
 
 
-def holds_run(output_dir, options, restarts):
-    """Whether --output_dir holds this run, which a restarted job resumes. Refuses a folder that
-    holds something else."""
+def refuse_used(output_dir):
+    """Refuse the --output_dir of a new run if it holds a run, or something else. A run that ended
+    before its first checkpoint starts anew."""
     run_dir = Path(output_dir)
     begun = [*checkpoints(run_dir), *run_dir.glob("metrics.jsonl")]
     found = [*begun, *run_dir.glob("*config.json")]
     if found and not (run_dir / "run.json").is_file():
         raise UserError(f"{run_dir} holds {found[0].name}, but not the run.json of a run: name "
                         "another --output_dir.")
-    if not begun:
-        return False  # a new run, or one that ended before its first checkpoint and starts anew
-    if not restarts:
+    if begun:
         raise UserError(f"{run_dir} already holds a run: add --resume to go on with it, or name "
                         "another --output_dir.")
-    now = options_of(run_dir)
-    for name, value in options.items():
-        if name in now and name not in NOT_COMPARED and value != now[name]:
-            raise UserError(f"{run_dir} holds a run whose --{name} is {now[name]}, not {value}: a "
-                            "restarted job needs the options that its run was started with; for "
-                            "other options name another --output_dir.")
-    return True
 
 
 def keep_options(run_dir, config):

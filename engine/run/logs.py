@@ -7,21 +7,10 @@ from operator import itemgetter
 from pathlib import Path
 
 from engine.base import files, progress, ranks
-from engine.model.folders import base_of
 from engine.run import checkpoint
 from engine.run.config import compared
 from engine.run.metrics import COUNTS, first_group, mean, phase_totals
 
-MERGE = """
-# The checkpoint holds only adapters. To merge them into their model:
-import torch
-from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-SOURCE, CHECKPOINT, OUT = "{source}", "{checkpoint}", "{folder}/merged"
-model = AutoModelForCausalLM.from_pretrained(SOURCE, dtype=torch.float32)
-PeftModel.from_pretrained(model, CHECKPOINT).merge_and_unload().save_pretrained(OUT)
-AutoTokenizer.from_pretrained(CHECKPOINT).save_pretrained(OUT)"""
 LINES = ("metrics.jsonl", "samples.jsonl")  # a line of each for each step
 SHORT = 100  # tokens; the table shows only answers that are not longer
 CHANGES = [  # what the last lines compare: its name there, where it is in the scores, its digits
@@ -57,25 +46,22 @@ class Logs:
             sample = first_group(of_step, self.tokenizer)
             files.append(self.folder / "samples.jsonl", {"step": step} | sample)
 
-    def show(self, step, is_last):
+    def show(self, run, metrics):
         """Print a line of the table after the steps 1, 2, 4, 8, … and after the last one: the means
-        since the line above, and what the model answers now."""
+        since the line above, and what the model answers now. Print one for each evaluation of
+        --eval_every."""
+        step = run.state.step
         start = 2 ** (step - 1).bit_length() // 2  # the largest power of 2 below `step`
-        if step in (1, 2 * start) or is_last:
+        if step in (1, 2 * start) or run.finished:
             answer = self.example and self.ask(self.example["index"])
             if self.first:
                 rows = files.read(self.folder / "metrics.jsonl")[start:step]
                 means = {name: mean([row[name] for row in rows]) for name in ("accuracy", "length")}
                 steps = f"{start + 1}–{step}" if step > start + 1 else step
                 show_line(steps, means, answer)
-
-
-    def show_evaluation(self, run, metrics):
-        """Print a line of the table after an evaluation of --eval_every."""
-        accuracy = metrics.get("eval_accuracy")
-        if accuracy is not None and self.first:
+        if "eval_accuracy" in metrics:
             best = ", the best so far" if run.better else ""
-            scores = {"accuracy": accuracy, "length": metrics["eval_length"]}
+            scores = {name: metrics[f"eval_{name}"] for name in ("accuracy", "length")}
             show_line("greedy", scores, None, f"  {run.chosen_on}{best}")
 
 
@@ -179,8 +165,6 @@ def finish(config, algorithm, run, after, notes):
     files.write(folder / checkpoint.SUMMARY, files.as_json(summary, indent=2))
     curves(folder, algorithm.name)
     report(summary, config)
-    if config.devices.lora:
-        print(MERGE.format(**summary | {"source": base_of(summary["source"])}, folder=folder))
 
 
 def report(summary, config):

@@ -19,45 +19,50 @@ def summarize(rollout, advantages, rows):
 
     advantages: (Q, G). rows: the kept completions.
     """
-    completions, questions = len(rollout.texts), len(rollout.questions)
+    completions = len(rollout.texts)
     judged = ~rollout.rewards[0].isnan()  # (Q, G): does the first reward apply?
     asked = judged.any(1)
     right = rollout.rewards[0] > 0
     answers = [read(rollout.reward_names[0], text) for text in rollout.texts]
-    unread = torch.tensor([answer is None for answer in answers]).view_as(judged)
+    unread = torch.tensor([answer is None for answer in answers])
     trained = rollout.mask if rollout.prefix_weights is None else rollout.prefix_weights
+    generated = rollout.lengths.sum()
+    unknown = rollout.logp.isnan().sum()
+    # the advantages of a group add up to 0: if they are equal, each is 0 (PPO: here they are the
+    # scores)
+    equal = ~has_signal(advantages)
     sums = {
-        "questions": questions,
+        "questions": len(equal),
         "completions": completions,
         "kept": len(rows),
-        "tokens_generated": rollout.lengths.sum(),
+        "tokens_generated": generated,
         "tokens_trained": trained[rows].count_nonzero(),
-        "tokens_without_logp": rollout.logp.isnan().sum(),
+        "tokens_without_logp": unknown,
     }
-    known = sums["tokens_generated"] - sums["tokens_without_logp"]
-    means = {  # of each: its sum, and over how many
-        "length": (rollout.lengths.sum(), completions),
-        "entropy": (-rollout.logp.nansum(), known),
-        "accuracy": share(right, judged),
-        "reward": (rollout.total.sum(), completions),
-        "reward_failures": (rollout.failures, completions),
-        "truncated": (rollout.truncated.sum(), completions),
-        "unreadable": share(unread, judged),
-        "group_gap": (group_gap(rollout), completions),
-        "calls": (calls(rollout.mask).sum(), completions),
-        # the advantages of a group add up to 0: if they are equal, each is 0 (PPO: here they are
-        # the scores)
-        "no_signal": ((~has_signal(advantages)).sum(), questions),
-        "all_right": share((right | ~judged).all(1), asked),
-        "all_wrong": share((~right).all(1), asked),
+    totals = {  # over the completions
+        "length": generated,
+        "reward": rollout.total.sum(),
+        "reward_failures": rollout.failures,
+        "truncated": rollout.truncated.sum(),
+        "group_gap": group_gap(rollout),
+        "calls": calls(rollout.mask).sum(),
     }
+    means = {name: (total, completions) for name, total in totals.items()}
+    # of each: its sum, and over how many
+    means["entropy"] = -rollout.logp.nansum(), generated - unknown
+    means["accuracy"] = share(right, judged)
+    means["unreadable"] = share(unread.view_as(judged), judged)
+    means["no_signal"] = equal.sum(), len(equal)
+    means["all_right"] = share((right | ~judged).all(1), asked)
+    means["all_wrong"] = share((~right).all(1), asked)
     for name, values in zip(rollout.reward_names, rollout.rewards):
         applies = ~values.isnan()
         equal = ~has_signal(values.nan_to_num())
         means[f"reward/{name}"] = share(values, applies)
         means[f"no_signal/{name}"] = share(equal, applies.any(1))
     for name, (total, count) in means.items():
-        sums[name], sums[f"{name}, count"] = total, count
+        sums[name] = total
+        sums[f"{name}, count"] = count
 
     sums = ranks.all_reduce(rollout.tokens.device, sums)
     metrics = {name: int(sums[name]) for name in COUNTS}
@@ -97,18 +102,6 @@ def calls(mask):
     return (mask[:, 1:] & ~mask[:, :-1]).sum(1)
 
 
-def results_of_tool(tokens, mask, tokenizer):
-    """The texts that a tool has written into a completion. tokens, mask: (T,)."""
-    texts, stretch = [], []
-    for token, by_policy in zip(tokens.tolist(), mask.tolist()):
-        if not by_policy:
-            stretch.append(token)
-        elif stretch:
-            texts.append(tokenizer.decode(stretch))
-            stretch = []
-    return texts  # what comes after the policy's last token is padding
-
-
 def first_group(step, tokenizer):
     """What is logged of the first question of a Step: its prompt as the model sees it; each
     completion, its reward, its advantage, and whether it is kept.
@@ -118,19 +111,12 @@ def first_group(step, tokenizer):
     rollout = step.rollout
     question = rollout.questions[0]
     kept = step.rows.tolist()
-    completions = []
     rewards = rollout.total[0].tolist()
     advantages = step.advantages[0].tolist()
+    completions = []
     for i, advantage in enumerate(advantages):
-        row = {
-            "completion": rollout.texts[i],
-            "reward": rewards[i],
-            "advantage": advantage,
-            "kept": i in kept,
-        }
-        results = results_of_tool(rollout.tokens[i], rollout.mask[i], tokenizer)
-        if results:
-            row["written_by_tool"] = results
+        text = rollout.texts[i]
+        row = {"completion": text, "reward": rewards[i], "advantage": advantage, "kept": i in kept}
         completions.append(row)
     return {
         "question": question["question"],

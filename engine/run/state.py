@@ -209,18 +209,16 @@ class Run:
         the one from before does.
         """
         state, better, self.better = self.state, self.better, {}
-        due = state.step % self.config.run.save_every == 0 or better
-        due = due and not state.skipped_in_a_row
-        if self.went_too_far or not (due or last):
+        due = better or state.step % self.config.run.save_every == 0
+        if self.went_too_far or not (last or due and not state.skipped_in_a_row):
             return
         before = state.best
         state.best = better or before
-        saved = checkpoint.save(self.config.run.output_dir, self.networks, state)
-        if not saved:
+        if not checkpoint.save(self.config.run.output_dir, self.networks, state):
             state.best = before
-        if last and not saved:
-            raise UserError(f"the run has ended at step {self.state.step}. What it learned after "
-                            "its last checkpoint is lost.")
+            if last:
+                raise UserError(f"the run has ended at step {state.step}. What it learned after "
+                                "its last checkpoint is lost.")
 
     def refuse_failing_updates(self):
         """End a run whose updates fail one after the other. Its last good checkpoint stays the

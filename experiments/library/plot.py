@@ -28,7 +28,7 @@ from engine.base.errors import UserError
 from engine.run import metrics
 from engine.run.command_line import run_program
 from engine.run.curves import CPPO, DPI, FAILS, GRPO, PANELS, smooth
-from engine.run.folder import NOT_COMPARED, options_of
+from engine.run.folder import options_of
 
 AXES = {  # what may stand on the x axis: (metric of a step that is added up, label)
     "questions": ("questions", "questions"),
@@ -337,9 +337,8 @@ def by_seed(folders):
     groups = {}
     for folder in map(Path, folders):
         options = options_of(folder) if (folder / "run.json").is_file() else {"run": str(folder)}
-        same = {
-            name: value for name, value in options.items() if name not in ("seed", *NOT_COMPARED)
-        }
+        free = ("seed", "output_dir", "resume", "recipe")
+        same = {name: value for name, value in options.items() if name not in free}
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(folder)
     return {name_of(group): group for group in groups.values()}
 

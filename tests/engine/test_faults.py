@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.model.folders import checkpoints
 from engine.run import checkpoint
 from tests.engine.runs import ENVIRONMENT, free_port, metrics_of
 
@@ -25,10 +26,10 @@ pytestmark = pytest.mark.slow
 STEPS = 6
 
 
-def command(small, words="", *, faults=(), restarts=0, steps=STEPS, where=None):
+def command(small, words="", *, faults=(), steps=STEPS, where=None):
     """torchrun on this file. where: its processes and machines; None: two processes."""
     where = where or "--standalone --nproc-per-node 2"
-    options = f"{where} --max-restarts {restarts} --monitor-interval 0.1 {__file__}"
+    options = f"{where} --monitor-interval 0.1 {__file__}"
     usual = (
         f"--model {small} --output_dir run --steps {steps} --questions_per_step 1 --group_size 8 "
         "--lr 1e-3 --max_new_tokens 24 --eval_questions 1 --save_every 2 --seed 1")
@@ -74,14 +75,17 @@ def test_a_job_that_is_killed_and_preempted_goes_on_from_its_last_checkpoint(
     small, undisturbed, tmp_path
 ):
     """Killed in the generation of step 2, while the checkpoint of step 4 is written, in the update
-    of step 5: the last time without a restart. Then preempted in step 5, as a scheduler does it, in
-    every process."""
-    kills = ["kill sample 1 2 0", "kill save 0 4 1", "kill update 1 5 2"]
-    code, said = finished(command(small, faults=kills, restarts=2), tmp_path)
-    assert code != 0 and "error: another process of this job has ended" in said
-    assert "To go on from checkpoint-000004: --output_dir run --resume" in said
+    of step 5. Then preempted in step 5, as a scheduler does it, in every process."""
+    words = ""
+    for kill, left in [("sample 1 2", 0), ("save 0 4", 2), ("update 1 5", 4)]:
+        code, said = finished(command(small, words, faults=[f"kill {kill}"]), tmp_path)
+        assert code != 0
+        assert checkpoints(tmp_path / "run")[-1].name == f"checkpoint-{left:06d}"
+        words = "--resume"
+    assert "error: another process of this job has ended" in said
+    assert re.search("To go on from checkpoint-000004: .*--output_dir=run --resume=True", said)
     assert "gloo" not in said and said.count("Traceback") == 1  # torchrun's own
-    preempted = [f"preempt sample {rank} 5 0" for rank in (0, 1)]
+    preempted = [f"preempt sample {rank} 5" for rank in (0, 1)]
     said = job(tmp_path, small, "--resume", faults=preempted)
     assert "To go on from checkpoint-000005" in said
     job(tmp_path, small, "--resume")
@@ -91,7 +95,7 @@ def test_a_job_that_is_killed_and_preempted_goes_on_from_its_last_checkpoint(
 def test_one_rank_out_of_memory_and_one_with_bad_gradients(small, undisturbed, tmp_path):
     """The first cuts its micro-batches smaller, and the update is what it would have been; the
     second makes all skip."""
-    said = job(tmp_path, small, faults=["memory update 1 4 0", "nan update 0 6 0"])
+    said = job(tmp_path, small, faults=["memory update 1 4", "nan update 0 6"])
     assert "--micro_batch_tokens is 1024" in said
     rows = metrics_of(tmp_path / "run")
     assert_about_the_same(rows[:5], metrics_of(undisturbed / "run")[:5])
@@ -154,7 +158,6 @@ if __name__ == "__main__":
         "save": (checkpoint, "tensors_of"),
     }
     signals = {"kill": signal.SIGKILL, "preempt": signal.SIGTERM}
-    start = os.environ["TORCHELASTIC_RESTART_COUNT"]
     now = {"step": 0}
     train_step = train.train_step
 
@@ -172,7 +175,7 @@ if __name__ == "__main__":
         fired = []
 
         def faulty(*words, **options):
-            if fired or where != (str(ranks.rank()), str(now["step"]), start):
+            if fired or where != (str(ranks.rank()), str(now["step"])):
                 return real(*words, **options)
             fired.append(True)
             if effect in signals:

@@ -97,23 +97,9 @@ def test_a_folder_of_something_else_is_refused(tmp_path, name):
         open_run(["--output_dir", str(tmp_path)])
 
 
-def test_a_restarted_job_goes_on_only_with_the_options_of_its_run(words, monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")  # as torchrun sets it
-    Path("recipe.yaml").write_text("lr: 0.001\n")  # other words for the same options
-    others = " ".join(words).replace("--lr 1e-3", "--recipe recipe.yaml").split()
-    assert open_run(words)[0].run.resume and open_run(others)[0].run.resume
-    for more, started in [
-        ("--lr 0.1", "lr is 0.001, not 0.1"), ("--target_kl 0.5", "target_kl is None"),
-        ("--rewards format_reward", r"rewards is \['toy_accuracy'\]"),
-    ]:
-        with pytest.raises(UserError, match=f"holds a run whose --{started}"):
-            open_run([*words, *more.split()])
-
-
 def test_a_job_that_was_killed_before_its_first_checkpoint_starts_anew(
     small, tmp_path, monkeypatch
 ):
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     monkeypatch.setattr(train, "examine", lambda *_, **__: 1 / 0)
     for _ in range(2):  # the folder is ours from the first moment on
         with pytest.raises(ZeroDivisionError):

@@ -62,22 +62,18 @@ def test_an_adapter_adds_twice_the_product_of_its_matrices(small):
     assert_close(layer(x), (layer.base_layer.weight + 2 * B @ A) @ x)
 
 
-def merge_as_is_printed(printed):
-    """Run the lines that a run with adapters prints at its end, which are those of docs/gpus.md.
-    Returns the new folder."""
-    pages = [(ROOT / page).read_text() for page in ("docs/gpus.md", "docs/zh/gpus.md")]
-    [lines] = {
-        code for page in pages for language, code in FENCED.findall(page) if language == "python"
-    }
-    shown, _, _ = printed[printed.rindex("import torch\n") :].partition("doctor ")
-    assert [line for line in shown.splitlines() if not line.startswith("SOURCE, ")] == (
-        lines.splitlines())
-    exec(shown, found := {})
-    return found["OUT"]
+def merge_as_docs_say(run, folder):
+    """Run the lines of docs/gpus.md. Returns the new folder."""
+    [lines] = [code for language, code in FENCED.findall((ROOT / "docs/gpus.md").read_text())
+               if language == "python"]
+    source = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+    out = str(run / "merged")
+    exec(lines, {"SOURCE": source, "CHECKPOINT": str(folder), "OUT": out})
+    return out
 
 
 @pytest.mark.slow
-def test_a_run_with_adapters_is_saved_as_adapter_resumed_and_merged(small, tmp_path, capsys):
+def test_a_run_with_adapters_is_saved_as_adapter_resumed_and_merged(small, tmp_path):
     run = tmp_path / "run"
     data = written(tmp_path / "x.jsonl", sums(4))
     runs.run(small, run, f"--dataset {data} --lora 4 --lr 1e-2 --group_size 8 --max_new_tokens 40 "
@@ -88,7 +84,7 @@ def test_a_run_with_adapters_is_saved_as_adapter_resumed_and_merged(small, tmp_p
     assert not (folder / "model.safetensors").exists()
     with pytest.raises(UserError, match="holds adapters, .* --lora 4, .*docs/gpus.md"):
         config_of({"model": str(run)})
-    whole = merge_as_is_printed(capsys.readouterr().out)
+    whole = merge_as_docs_say(run, folder)
     config_of({"model": whole})  # not refused
     (adapted, tokenizer), (merged, _), (base, _) = (
         load_policy(str(path), CPU, "auto") for path in (run, whole, small))

@@ -72,7 +72,7 @@ def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, cap
     ("a.jsonl --output_dir runs a.jsonl", "", "no effect with two files"),
     ("a.jsonl --judge nobody", "", "nobody"),
     ("a.jsonl --output_dir a.jsonl", FEW + '"completion": "3"}', "a file in.*--output_dir than a"),
-    *(("a.jsonl a.jsonl", content, "a.jsonl is no file of answers .*: name eval-NAME.jsonl")
+    *(("a.jsonl a.jsonl", content, "a.jsonl is no file of answers .*: name another one")
       for content in ("ÿÀ", "1" * 5000, "[" * 100_000, "1", "", '{"question": "1"}')),
 ], ids=lambda value: value[:30])  # fmt: skip
 def test_bad_input_of_compare(words, content, message, tmp_path, monkeypatch):
