@@ -27,7 +27,7 @@ from engine.model.loading import load_model
 from engine.model.networks import make_sampler, uses_ours
 from engine.model.sampling import Sampler
 from engine.run.command_line import compose, given, given_twice, option, run_program
-from engine.run.folder import options_for_eval
+from engine.run.folder import as_in_the_run
 from engine.scoring.score import Reward, load_rewards, reward_columns, score
 from scores import summarize, verdict
 from tasks.table import TASKS, base_model, task_of
@@ -241,10 +241,7 @@ class Config:
 def check(chosen):
     """A Config of the options that were given. Mistakes that can be seen before any work are
     refused."""
-    of_run = options_for_eval(chosen.get("model", Config.model))
-    if chosen.get("benchmark") in (None, of_run.get("benchmark")):
-        chosen = of_run | chosen  # it is measured as the run has measured
-    config = compose(Config, chosen)
+    config = compose(Config, as_in_the_run(chosen))
     config.benchmark = config.benchmark or ["toy"]
     if config.best:
         config.model += "/best"

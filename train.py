@@ -134,7 +134,7 @@ def train(config, algorithm, device, rows, notes):
     if run.went_too_far:
         notes.append(run.go_back())
     after = evaluate(run, "evaluation after", run.test)
-    logs.finish(config, algorithm, run, after, notes)
+    logs.finish(algorithm, run, after, notes)
     return 0
 
 

@@ -24,18 +24,26 @@ def call(function, name, wanted, fits, *arguments, **named):
     except (UserError, torch.OutOfMemoryError):
         raise
     except (Exception, SystemExit) as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(place.filename).name}, line {place.lineno}"
-        raise UserError(f"{name} failed: {one_line(error)} ({where}).") from error
+        raise failed(name, error) from error
     try:
         good = fits(returned, *arguments, **named)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         good = False
     if not good:
-        shape = f" of shape {tuple(returned.shape)}" if torch.is_tensor(returned) else ""
-        shown = " ".join(repr(returned).split())
-        raise UserError(f"{name} must return {wanted}. It returned {shown:.80}{shape}.")
+        raise misfit(name, wanted, returned)
     return returned
+
+
+def failed(name, error):
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(place.filename).name}, line {place.lineno}"
+    return UserError(f"{name} failed: {one_line(error)} ({where}).")
+
+
+def misfit(name, wanted, returned):
+    shape = f" of shape {tuple(returned.shape)}" if torch.is_tensor(returned) else ""
+    shown = " ".join(repr(returned).split())
+    return UserError(f"{name} must return {wanted}. It returned {shown:.80}{shape}.")
 
 
 def name_of(function):

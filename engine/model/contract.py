@@ -92,12 +92,15 @@ class Completions:
             written = [token for token in row[:end] if token not in silent]
             text = decode(written)
             if self.stop:
-                whole = decode(written + row[end : end + 1])
-                before = min((whole.partition(word)[0] for word in self.stop), key=len)
-                if before != whole:
-                    text = before
+                text = before_stop(decode(written + row[end : end + 1]), self.stop, text)
             texts.append(thoughts[i // group_size] + text)
         return texts
+
+
+def before_stop(whole, stop, text):
+    """What a text says before it holds one of the texts `stop`; `text` if it holds none."""
+    before = min((whole.partition(word)[0] for word in stop), key=len)
+    return text if before == whole else before
 
 
 def stop_tokens(model, tokenizer):

@@ -51,6 +51,14 @@ def options_of(run_dir):
     return json.loads(Path(run_dir, "run.json").read_text(encoding="utf-8"))
 
 
+def as_in_the_run(chosen):
+    """The options of eval.py that were given, and those of the run that `model` names: so its
+    questions are judged as the run has judged them. chosen: {option: value}."""
+    of_run = options_for_eval(chosen.get("model", ""))
+    same = chosen.get("benchmark") in (None, of_run.get("benchmark"))
+    return of_run | chosen if same else chosen
+
+
 def options_for_eval(model):
     """{option of eval.py: value} of the run that `model` names, its folder or a checkpoint's; of
     another model {}."""

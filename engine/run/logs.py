@@ -148,13 +148,13 @@ def in_one_row(line, text):
     progress.note(line + text[-room:])
 
 
-def finish(config, algorithm, run, after, notes):
+def finish(algorithm, run, after, notes):
     """Write the summary and the picture of a finished run, and print what it has learned."""
     if ranks.rank() > 0:
         return
     from engine.run.curves import curves  # matplotlib takes half a second to import
 
-    folder = Path(config.run.output_dir)
+    folder = Path(run.config.run.output_dir)
     rows = files.read(folder / "metrics.jsonl")
     counts = {name: sum(row[name] for row in rows) for name in COUNTS}
     summary = {
@@ -164,7 +164,7 @@ def finish(config, algorithm, run, after, notes):
     del summary["past"]
     files.write(folder / checkpoint.SUMMARY, files.as_json(summary, indent=2))
     curves(folder, algorithm.name)
-    report(summary, config)
+    report(summary, run.config)
 
 
 def report(summary, config):
