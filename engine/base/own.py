@@ -47,7 +47,8 @@ def misfit(name, wanted, returned):
 
 
 def name_of(function):
-    """The file and the name of a function."""
+    """The file and the name of a function, or of that in a partial one."""
+    function = getattr(function, "func", function)
     code = getattr(function, "__code__", None)
     file = Path(code.co_filename).name if code else function.__module__
     return f"{file}:{function.__qualname__}"
@@ -59,12 +60,12 @@ def checked(algorithm):
     return replace(
         algorithm,
         advantages=partial(
-            call, advantages, f"the advantages {name_of(getattr(advantages, 'func', advantages))}",
+            call, advantages, f"the advantages {name_of(advantages)}",
             "a tensor (Q, G) of finite floats, as rollout.total is",
             lambda A, rollout: A.shape == rollout.rewards.shape[1:] and A.is_floating_point()
             and bool(A.isfinite().all())),
         loss=partial(
-            call, loss.func, f"the loss {name_of(loss.func)}",
+            call, loss.func, f"the loss {name_of(loss)}",
             "(loss, stats): a scalar that has a gradient, and a dict",
             lambda pair, *given, **named: len(pair) == 2 and pair[0].shape == ()
             and pair[0].requires_grad and isinstance(pair[1], dict), **loss.keywords))
@@ -79,10 +80,11 @@ def own_rule(function, name):
 
     def keep(rollout, advantages, k):
         n = advantages.numel()
-        returned = call(
-            function, f"--keep {name}",
+        wanted = (
             f"rows of the batch, whole numbers from 0 to {n - 1} and each once, as "
-            "cppo.batch_rows makes them; or such rows and one finite advantage for each",
+            "cppo.batch_rows makes them; or such rows and one finite advantage for each")
+        returned = call(
+            function, f"--keep {name}", wanted,
             lambda rows, *given: are_rows(rows, n), copy.deepcopy(rollout), advantages.clone(), k)
         weighted = isinstance(returned, tuple)
         rows, order = torch.as_tensor(returned[0] if weighted else returned).cpu().long().sort()
