@@ -234,8 +234,7 @@ class Config:
         "none: the benchmark's")
     seed: int = option(42, "of the sampling", limits="(-∞, ∞)")
     output_dir: str | None = option(
-        None, "where the results go; none: the folder of the model; runs/eval-NAME for a model of "
-        "the hub")
+        None, "where the results go; none: the model's folder, runs/eval-NAME for one of the hub")
 
 
 def check(chosen):

@@ -30,9 +30,9 @@ def summarize(rollout, advantages, rows):
     unknown = rollout.logp.isnan().sum()
     # the advantages of a group add up to 0: if they are equal, each is 0 (PPO: here they are the
     # scores)
-    equal = ~has_signal(advantages)
+    no_signal = ~has_signal(advantages)
     sums = {
-        "questions": len(equal),
+        "questions": len(no_signal),
         "completions": completions,
         "kept": len(rows),
         "tokens_generated": generated,
@@ -47,12 +47,12 @@ def summarize(rollout, advantages, rows):
         "group_gap": group_gap(rollout),
         "calls": calls(rollout.mask).sum(),
     }
-    means = {name: (total, completions) for name, total in totals.items()}
     # of each: its sum, and over how many
+    means = {name: (total, completions) for name, total in totals.items()}
     means["entropy"] = -rollout.logp.nansum(), generated - unknown
     means["accuracy"] = share(right, judged)
     means["unreadable"] = share(unread.view_as(judged), judged)
-    means["no_signal"] = equal.sum(), len(equal)
+    means["no_signal"] = no_signal.sum(), len(no_signal)
     means["all_right"] = share((right | ~judged).all(1), asked)
     means["all_wrong"] = share((~right).all(1), asked)
     for name, values in zip(rollout.reward_names, rollout.rewards):
