@@ -42,10 +42,10 @@ def frames():
 def main(argv):
     argparse.ArgumentParser(description=__doc__).parse_args(argv)
     first, *others = frames()
-    seen = [FIRST, *[FRAME] * (FRAMES - 2), LAST]
-    file = ROOT / "docs/learn.webp"
-    first.save(file, save_all=True, append_images=others, duration=seen, loop=0, lossless=True)
-    print("written:", file)
+    first.save(
+        ROOT / "docs/learn.webp", save_all=True, append_images=others, loop=0, lossless=True,
+        duration=[FIRST, *[FRAME] * (FRAMES - 2), LAST])
+    print("written: docs/learn.webp")
 
 
 if __name__ == "__main__":

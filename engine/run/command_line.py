@@ -229,7 +229,9 @@ def words_from(values):
 
 def command(values):
     """A command that starts this program with these options, {name: value}, as one can paste it."""
-    program = sys.argv[0] if sys.argv[0].endswith(".py") else "train.py"
+    program = sys.argv[0]
+    if not program.endswith(".py") or program.endswith("__main__.py"):  # it is called by a test
+        program = "train.py"
     processes = os.environ.get("WORLD_SIZE", "1")
     start = ["python"] if processes == "1" else ["torchrun", "--nproc-per-node", processes]
     return shlex.join([*start, program, *words_from(values)])
