@@ -146,10 +146,9 @@ class Batch:
         columns = mask.any(0).nonzero().flatten()
         longest = 1 + max(columns.tolist(), default=-1)
         chosen = {}
-        for name, value in vars(self).items():
-            if torch.is_tensor(value) and name != "mask":
-                part = on_device if value.dim() == 1 else (on_device, slice(longest))
-                chosen[name] = value[part]
+        for name, value in self.tensors.items():
+            part = on_device if value.dim() == 1 else (on_device, slice(longest))
+            chosen[name] = value[part]
         prompts = [self.prompts[i] for i in indices]
         return Batch(prompts, mask=mask[:, :longest], **chosen)
 
