@@ -43,7 +43,7 @@ def main(argv):
     argparse.ArgumentParser(description=__doc__).parse_args(argv)
     first, *others = frames()
     first.save(
-        ROOT / "docs/learn.webp", save_all=True, append_images=others, loop=0, lossless=True,
+        ROOT / "docs/learn.webp", save_all=True, append_images=others, lossless=True,
         duration=[FIRST, *[FRAME] * (FRAMES - 2), LAST])
     print("written: docs/learn.webp")
 

@@ -337,8 +337,8 @@ def by_seed(folders):
     groups = {}
     for folder in map(Path, folders):
         options = options_of(folder) if (folder / "run.json").is_file() else {"run": str(folder)}
-        free = ("seed", "output_dir", "resume", "recipe")
-        same = {name: value for name, value in options.items() if name not in free}
+        same = {name: value for name, value in options.items()
+                if name not in ("seed", "output_dir", "resume", "recipe")}
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(folder)
     return {name_of(group): group for group in groups.values()}
 
