@@ -30,6 +30,8 @@ def begin(config, algorithm, device, rows):
         rows = (others, rows[1])
     questions, test, to_choose, of_questions = questions_of_run(
         data, rows, config.sampling.max_new_tokens, networks.tokenizer, networks.model, held_out)
+    if data.eval_every and not to_choose:
+        raise UserError("--eval_every holds out a quarter of the questions: it needs 4 or more.")
     # a model of the project is the same one in another copy of the project
     state = State(
         source.removeprefix(f"{PROJECT}/"), questions.fingerprint(), ranks.world_size())

@@ -134,7 +134,9 @@ def show_line(steps, scores, answer, text=""):
     """Print a line of the table. scores: the accuracy and the length. answer: its record, or text
     in place of one."""
     accuracy = scores["accuracy"]
-    line = f"{steps:>7}  {accuracy:.2f} {'█' * round(10 * accuracy):10}{scores['length']:7.1f}"
+    # no number, if the first reward applies to nothing here
+    full = round(10 * accuracy) if accuracy >= 0 else 0
+    line = f"{steps:>7}  {accuracy:.2f} {'█' * full:10}{scores['length']:7.1f}"
     if answer:
         line += "  right  " if answer["correct"] else "  wrong  "
         text = " ".join(answer["completion"].split())

@@ -29,7 +29,8 @@ def notes_on_golds(reward_functions, questions, numbers):
     lost = []
     for number, won in zip(rows, winnable(reward_functions[0], [*rows.values()])):
         if not won:
-            lost.append(f"row {number + 1}: {rows[number]['answer']!r:.60}")
+            row = rows[number]
+            lost.append(f"{row['question']!r:.40}: {row['answer']!r:.60}")
     if not lost:
         return []
     return [f"{len(lost)} of the {len(rows)} gold answers that were judged cannot be won with "

@@ -90,3 +90,9 @@ def test_the_model_is_chosen_on_other_questions_only_if_they_are_named(
     dataset, eval_dataset, others
 ):
     assert names_others(DataOptions(dataset=dataset, eval_dataset=eval_dataset)) == others
+
+
+def test_too_few_questions_to_hold_some_out_are_refused(small, tmp_path):
+    data = written(tmp_path / "x.jsonl", sums(3))
+    with pytest.raises(UserError, match="--eval_every .* 4 or more"):
+        run(small, tmp_path / "run", f"{BRIEF} --dataset {data}")

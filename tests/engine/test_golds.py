@@ -60,14 +60,14 @@ def test_a_reward_of_ones_own_judges_both_forms_and_its_mistakes_are_told_elsewh
     assert winnable(broken, rows) == [True] * 3 and winnable(broken, []) == []
 
 
-def test_the_first_three_are_named_with_their_rows_and_the_others_are_counted(monkeypatch):
+def test_the_first_three_are_named_with_their_questions_and_the_others_are_counted(monkeypatch):
     answers = "1,a b,2,c d,e f,g h,i j,3".split(",")
-    rows = [{"question": "?", "answer": answer} for answer in answers]
+    rows = [{"question": f"{i}", "answer": answer} for i, answer in enumerate(answers)]
     questions = Questions(rows, "toy", make_tokenizer())
     reward = [Reward("gsm8k_accuracy", REWARDS["gsm8k_accuracy"])]
     [note] = notes_on_golds(reward, questions, [5, 0, 1, 2, 3, 4])
     assert note.startswith("4 of the 6 gold answers that were judged cannot be won with gsm8k_acc")
-    assert "row 6: 'g h', row 2: 'a b', row 4: 'c d')" in note and "'e f'" not in note
+    assert "'5': 'g h', '1': 'a b', '3': 'c d')" in note and "'e f'" not in note
     monkeypatch.setattr(golds_module, "LOOKED_AT", 3)
     [note] = notes_on_golds(reward, questions, [1, 0, 2, 3, 4])
     assert note.startswith("1 of the 3 ")

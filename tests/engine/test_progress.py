@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 import signal
 import sys
@@ -135,6 +136,8 @@ def test_a_line_has_as_much_of_an_answer_as_the_terminal_has_room_for(
     record = {"correct": True, "completion": "a thought\nof two lines\n<answer>8</answer>"}
     logs.show_line("17–32", {"accuracy": 0.88, "length": 34.8}, record)
     assert capsys.readouterr().out == f"  17–32  0.88 █████████    34.8  right  {text}\n"
+    logs.show_line("4", {"accuracy": math.nan, "length": 34.8}, None)  # nothing was judged
+    assert capsys.readouterr().out == f"      4  nan {'':10}   34.8\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
