@@ -7,7 +7,7 @@ from engine.model.folders import adapters_in, resolve_model
 from engine.model.networks import sampler_class
 from engine.run.hooks import load_hooks
 from engine.scoring.score import load_rewards
-from tasks.table import base_model, task_of
+from tasks.table import TASKS, base_model, task_of
 
 
 def check_options(o):
@@ -69,8 +69,13 @@ def check_algorithm(o):
 
 
 def notes_on_options(o):
-    """Sentences about the learning rate of adapters. o: as for `check_options`."""
+    """Sentences about what is judged, and the learning rate of adapters. o: as for
+    `check_options`."""
+    notes = []
+    if o.dataset not in TASKS:
+        notes.append(f"{o.dataset} is judged by {', '.join(o.rewards)}: --rewards names others, "
+                     "and --columns other columns.")
     if o.lora and o.lr == task_of(o.dataset).lr:
-        return [f"--lora: the learning rate is {o.lr:g}, that of all weights. Adapters usually "
-                f"need about ten times as much: --lr {10 * o.lr:g}."]
-    return []
+        notes.append(f"--lora: the learning rate is {o.lr:g}, that of all weights. Adapters "
+                     f"usually need about ten times as much: --lr {10 * o.lr:g}.")
+    return notes

@@ -41,9 +41,7 @@ def curves(folder, algorithm):
         axis.set_xlabel("questions")
         axis.grid(alpha=0.3)
     points = [row.get("eval_accuracy") for row in rows]
-    if any(point is not None for point in points):
-        axes[0].plot(questions, points, "o", color=colour, mfc="white", label="greedy")
-        axes[0].legend()
+    axes[0].plot(questions, points, "o", color=colour, mfc="white")
     figure.savefig(Path(folder, "curves.png"), dpi=DPI)
 
 

@@ -5,6 +5,7 @@ import shutil
 from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 
 from engine.base import files, progress, ranks
 from engine.run import checkpoint
@@ -124,7 +125,7 @@ def begin_table(before, example):
     """Print the head of the table, and the line of the evaluation before training."""
     text = ""
     if example:
-        text = f"  {example['question'].strip()}  (right: {example['answer'].split()[-1]})"
+        text = f"  {example['question'].strip()}  (right: {example['answer'].split()[-1]}; greedy:)"
     in_one_row(f"{'steps':>7}  {'accuracy':16}tokens", text)
     if before:
         show_line("before", before["sampled"], example)
@@ -144,9 +145,11 @@ def show_line(steps, scores, answer, text=""):
 
 
 def in_one_row(line, text):
-    """Print a line, and as much of the end of a text as the terminal has room for. A file has 100
-    columns."""
+    """Print a line, and as much of a text as the terminal has room for: it is cut in its middle,
+    because its end holds the answer. A file has 100 columns."""
     room = shutil.get_terminal_size((100, 24)).columns - len(line)
+    if len(text) > room > 20:
+        text = f"{text[: room - 19]}…{text[-18:]}"
     progress.note(line + text[-room:])
 
 
@@ -169,6 +172,11 @@ def finish(algorithm, run, after, notes):
     report(summary, run.config)
 
 
+def thinking(sample):
+    """The share of the completions of a line of samples.jsonl that hold a thought."""
+    return fmean("<think>" in row["completion"] for row in sample["completions"])
+
+
 def report(summary, config):
     """Print what a run has learned, its seconds, and what to do next."""
     folder = config.run.output_dir
@@ -177,7 +185,10 @@ def report(summary, config):
         changes = [
             f"{title} {before[part][name]:.{digits}f} → {after[part][name]:.{digits}f}"
             for title, part, name, digits in CHANGES]
-        print(f"On {after['greedy']['questions']} test questions:", ", ".join(changes))
+        print(f"On {after['greedy']['questions']} test questions:", ",\n  ".join(changes))
+    samples = files.read(Path(folder, "samples.jsonl"))
+    if len(config.data.rewards) == 1 and thinking(samples[0]) < 0.5 and thinking(samples[-1]) > 0.9:
+        print("It thinks now. The reward asked only for right answers.")
     seconds = summary["phases"]
     spent = ", ".join(f"{word} {seconds[phase]:.0f}" for phase, word in progress.WORDS.items())
     if summary["evaluation_seconds"]:

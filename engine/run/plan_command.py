@@ -36,6 +36,8 @@ def print_plan(options, notes):
     for sentence in notes:
         note(f"note: {sentence}")
     room = f"a device has {USABLE * p.device / GB:.1f} GB for the peak."
+    if max(p.peaks) < GB / 10:
+        room = "any device has so much."
     if not p.sampler_starts:
         room = ("--vllm_share of a device does not hold the sampler's weights and the cache of one "
                 "completion: raise it, or use a smaller model.")

@@ -236,6 +236,7 @@ def test_a_run_keeps_the_names_of_columns_and_asks_the_next_question_instead(
         "--max_prompt_tokens 6")
     said = "".join(capsys.readouterr())
     assert "the question is the column 'q', the answer is 'true.a'" in said
+    assert f"{data} is judged by number_accuracy: --rewards names others" in said
     assert f"evaluate  python eval.py --model {folder}\n" in said
     with pytest.raises(UserError, match=r"with --columns \[.question=q., .answer=true.a.\], not"):
         go_on(folder, "--columns question=q answer=q")
