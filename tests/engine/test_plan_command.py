@@ -125,7 +125,7 @@ def test_the_recipes_of_the_paper_are_its_first_code(recipe):
     row with P = 0."""
     chosen = command_line.given(Config, ["--plan", "--recipe", str(recipe)])
     _, row = config_of(chosen)
-    assert row.loss.func is grpo_loss and row.token_weights is token_mean
+    assert row.loss.args[0] is grpo_loss and row.token_weights is token_mean
     assert row.keep is KEEP["pooled"]
     assert (row.group_size, row.k, row.questions_per_step, row.mu, row.beta) == (16, 2, 8, 2, 0.04)
     _, grpo = config_of(chosen | {"pruning_rate": 0.0})
