@@ -20,6 +20,7 @@ from tasks import toy
 torch.set_num_threads(1)
 # no test asks the hub
 os.environ["HF_HUB_OFFLINE"], huggingface_hub.constants.HF_HUB_OFFLINE = "1", True
+sys.argv[0] = "train.py"  # the program whose commands are printed
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,6 @@ def test_torchrun_train_py_teaches_the_toy_to_think(words, accuracy, tmp_path):
     lines = [line.split() for line in done.stdout.splitlines()]
     [last] = [words for words in lines if words and words[0] == "17–32"]
     # the second example, because the base answers the first one right
-    assert last[-1].endswith("</answer>") and "7+4-2-8+7=?  (right: 8; greedy:)" in done.stdout
+    assert last[-1].endswith("</answer>") and "7+4-2-8+7=?  (right: 8), greedy:" in done.stdout
     assert "On 512 test questions: greedy accuracy 0.393 → 0.9" in done.stdout
     assert "\nIt thinks now. The reward asked only for right answers.\n" in done.stdout

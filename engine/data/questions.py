@@ -43,16 +43,21 @@ class Questions:
     def __getitem__(self, i):
         return self.rows[i]
 
+    def complete(self, numbers):
+        """{number: row} of those of these rows in which nothing is missing or empty."""
+        rows = {}
+        for number in numbers:
+            with suppress(ValueError):
+                rows[number] = self.rows[number]
+        return rows
+
     def ask(self, numbers):
         """{number: question with its prompt} of those of these rows that can be asked.
 
         A row is left out if its prompt is longer than `max_prompt_tokens`, or something is empty.
         No prompt is cut, because its end holds the question and the header of the assistant's turn.
         """
-        rows = {}
-        for number in numbers:
-            with suppress(ValueError):
-                rows[number] = self.rows[number]
+        rows = self.complete(numbers)
         examples = task_of(self.name).examples
         texts = [
             prompt_text(self.tokenizer, row, self.system_prompt, examples, self.template_options)

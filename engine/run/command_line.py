@@ -215,7 +215,7 @@ def words_of(recipe):
 
 
 def words_from(values):
-    """The words of a command line that give these options, {name: value}; None is left out."""
+    """The words of a command line that give these options, {name: value}."""
     words = []
     for name, value in values.items():
         if isinstance(value, dict):
@@ -229,12 +229,9 @@ def words_from(values):
 
 def command(values):
     """A command that starts this program with these options, {name: value}, as one can paste it."""
-    program = sys.argv[0]
-    if not program.endswith(".py") or program.endswith("__main__.py"):  # it is called by a test
-        program = "train.py"
     processes = os.environ.get("WORLD_SIZE", "1")
     start = ["python"] if processes == "1" else ["torchrun", "--nproc-per-node", processes]
-    return shlex.join([*start, program, *words_from(values)])
+    return shlex.join([*start, sys.argv[0], *words_from(values)])
 
 
 def check_limits(config_class, values):

@@ -40,8 +40,8 @@ def curves(folder, algorithm):
         axis.set_title(f"{titles[name]}: {means[0]:.2g} → {means[-1]:.2g}")
         axis.set_xlabel("questions")
         axis.grid(alpha=0.3)
-    points = [row.get("eval_accuracy") for row in rows]
-    axes[0].plot(questions, points, "o", color=colour, mfc="white")
+    axes[0].plot(
+        questions, [row.get("eval_accuracy") for row in rows], "o", color=colour, mfc="white")
     figure.savefig(Path(folder, "curves.png"), dpi=DPI)
 
 

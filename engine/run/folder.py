@@ -20,6 +20,7 @@ from engine.base.errors import UserError
 from engine.model.folders import checkpoints
 from engine.run.command_line import flat
 from engine.scoring.score import judged_alike
+from tasks.table import TASKS
 
 
 def run_folder(config):
@@ -68,10 +69,13 @@ def options_for_eval(model):
             same = ("max_new_tokens", "max_prompt_tokens", "system_prompt", "temperature", "stop",
                     "chat_template_kwargs", "columns")
             found = {name: run.get(name) for name in same}
-            found["benchmark"] = [run["eval_dataset"] or run["dataset"]]
+            benchmark = run["eval_dataset"] or run["dataset"]
+            found["benchmark"] = [benchmark]
+            if benchmark in TASKS:
+                del found["columns"]  # those of the table are known
             if run["sampler"] not in ("ours", "vllm"):
                 found["sampler"] = run["sampler"]
-            if judged_alike(run["dataset"], *found["benchmark"]):
+            if judged_alike(run["dataset"], benchmark):
                 found["judge"] = run["rewards"][0]
             return found
     return {}

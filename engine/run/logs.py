@@ -125,7 +125,7 @@ def begin_table(before, example):
     """Print the head of the table, and the line of the evaluation before training."""
     text = ""
     if example:
-        text = f"  {example['question'].strip()}  (right: {example['answer'].split()[-1]}; greedy:)"
+        text = f"  {example['question'].strip()}  (right: {example['answer'].split()[-1]}), greedy:"
     in_one_row(f"{'steps':>7}  {'accuracy':16}tokens", text)
     if before:
         show_line("before", before["sampled"], example)

@@ -37,7 +37,7 @@ def print_plan(options, notes):
         note(f"note: {sentence}")
     room = f"a device has {USABLE * p.device / GB:.1f} GB for the peak."
     if max(p.peaks) < GB / 10:
-        room = "any device has so much."
+        room = "every device has this much memory."
     if not p.sampler_starts:
         room = ("--vllm_share of a device does not hold the sampler's weights and the cache of one "
                 "completion: raise it, or use a smaller model.")

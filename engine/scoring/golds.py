@@ -25,7 +25,7 @@ def notes_on_golds(reward_functions, questions, numbers):
     first = questions.first()
     texts = [form.format(gold_answer(first["answer"])) for form in FORMS]
     score(reward_functions, texts, reward_columns([first], len(texts)))
-    rows = questions.ask(numbers[:LOOKED_AT])
+    rows = questions.complete(numbers[:LOOKED_AT])
     lost = []
     for number, won in zip(rows, winnable(reward_functions[0], [*rows.values()])):
         if not won:

@@ -6,6 +6,7 @@ import pytest
 import train
 from engine.base.errors import UserError
 from engine.data.questions import HELD_OUT, hold_out, names_others
+from engine.data.rows import read_rows
 from engine.run import checkpoint
 from engine.run.options import DataOptions
 from tests.engine.runs import go_on, metrics_of, run, sums, written
@@ -72,16 +73,16 @@ def test_a_best_model_that_cannot_be_saved_is_not_the_best(small, tmp_path, monk
 
 
 def test_held_out_questions_are_not_trained_on(tmp_path):
-    from engine.data.rows import read_rows
+    def asked(rows):
+        return [row["question"] for row in rows]
 
     files = read_rows(str(written(tmp_path / "x.jsonl", sums(12))))
     for rows in (sums(12), files, sums(4000)):
-        others, chosen = hold_out(rows, seed=3)
-        asked = [[row["question"] for row in part] for part in (others, chosen)]
+        others, chosen = map(asked, hold_out(rows, seed=3))
         assert len(chosen) == min(256, len(rows) // 4)
-        assert sorted(asked[0] + asked[1]) == sorted(row["question"] for row in rows)
-        assert asked[1] == [row["question"] for row in hold_out(rows, seed=3)[1]]
-    assert asked[1] != [row["question"] for row in hold_out(sums(4000), seed=4)[1]]
+        assert sorted(others + chosen) == sorted(asked(rows))
+        assert chosen == asked(hold_out(rows, seed=3)[1])
+    assert chosen != asked(hold_out(sums(4000), seed=4)[1])
 
 
 @pytest.mark.parametrize("dataset, eval_dataset, others", [

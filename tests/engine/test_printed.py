@@ -86,12 +86,13 @@ def test_a_job_of_several_processes_is_started_by_torchrun(monkeypatch):
 def test_another_model_or_benchmark_takes_nothing_of_a_run(tmp_path):
     assert options_for_eval("toy") == options_for_eval(str(tmp_path)) == {}
     files = {"dataset": "gsm8k", "eval_dataset": "math500", "rewards": ["gsm8k_accuracy"],
-             "sampler": "vllm", "max_new_tokens": 7}
+             "sampler": "vllm", "max_new_tokens": 7, "columns": ["question=q"]}
     (tmp_path / "run.json").write_text(json.dumps(files))
     for model in (tmp_path, tmp_path / "checkpoint-000001"):
         found = options_for_eval(str(model))
         # another data set has another judge
-        assert found["benchmark"] == ["math500"] and "judge" not in found
-        assert "sampler" not in found and found["max_new_tokens"] == 7
+        assert found["benchmark"] == ["math500"] and found["max_new_tokens"] == 7
+        # nor has it columns, which eval.py would refuse
+        assert not {"judge", "sampler", "columns"} & found.keys()
     config = evaluation.check({"model": str(tmp_path), "benchmark": ["toy"]})
     assert config.max_new_tokens is None

@@ -94,7 +94,7 @@ def test_a_run_leaves_a_table_and_what_to_do_next(small, tmp_path, monkeypatch, 
     head, before, *lines = table(out)
     scores = json.loads((folder / "summary.json").read_text())["before"]
     example = next(row for row in scores["examples"] if not row["correct"])
-    assert head.endswith(f"tokens  {example['question']}  (right: {example['answer']}; greedy:)")
+    assert head.endswith(f"tokens  {example['question']}  (right: {example['answer']}), greedy:")
     assert before.split()[:2] == ["before", f"{scores['sampled']['accuracy']:.2f}"]
     assert "wrong" in before and example["completion"].split()[0] in before
     assert [line.split()[0] for line in lines] == ["1", "2", "3–4", "5"]
