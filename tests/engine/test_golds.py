@@ -51,7 +51,8 @@ def test_a_reward_of_ones_own_judges_both_forms_and_its_mistakes_are_told_elsewh
         pairs = zip(completions, answer)
         return [-abs(float(last_number(text) or 100) - float(gold)) for text, gold in pairs]
 
-    assert winnable(Reward("mine", minus_error), rows) == [True, True]
+    odd = {"question": "?", "answer": "1e9"}  # no form of it is paid more than no answer
+    assert winnable(Reward("mine", minus_error), [*rows, odd]) == [True, True, False]
     of_a_task = Reward("mine", lambda completions, answer, **_: [
         None if a == "x" else float("{2}" in c) for c, a in zip(completions, answer)])
     rows = [{"question": "?", "answer": gold} for gold in ("2", "3", "x")]
