@@ -12,7 +12,7 @@ from tests.browser import Browser, needs_chromium
 
 ROOT = Path(__file__).parent.parent
 PROJECT = "https://github.com/owner/name"
-MADE_BY_HAND = {"index.html", "live.html", "explorer.html", "step.html"}  # after # come settings
+MADE_BY_HAND = {"index.html", "live.html", "you.html", "step.html"}  # after # come settings
 SEEN = """(() => {
   const all = selector => [...document.querySelectorAll(selector)];
   return {
@@ -65,7 +65,7 @@ def check_link(link, site):
 @needs_chromium
 def test_every_page_opens_leads_home_and_has_no_dead_link(site):
     names = {path.name for path in site}
-    assert {"index.html", "live.html", "explorer.html", "1_grpo.html", "reading.html",
+    assert {"index.html", "live.html", "you.html", "1_grpo.html", "reading.html",
             "results.html", "lab.html", "experiments.html", "slides.html"} <= names  # fmt: skip
     for path, seen in site.items():
         for link in seen["links"]:
