@@ -27,7 +27,7 @@ ENGLISH |= {
 CODE = re.compile(r"`([^`]+)`")
 LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]*)\)")
 NUMBER = re.compile(r"(?:[−±] ?)?\d+(?:[.,]\d+)*(?: %)?")
-REST = "## 其余各节（英文）"  # a page may end so: with links to the sections that are not translated
+REST = "## 其余各节（英文）"  # a page may end so, with links to what is not translated
 COMMAND = re.compile(r"(\$ )?(python|torchrun|pytest|pip) ")
 
 pages = pytest.mark.parametrize("page", ENGLISH)
