@@ -157,7 +157,7 @@ def anchors(page):
 def place(target, page):
     """What a link leads to, named alike in both languages: the English page, and the number of its
     heading. A page in two languages counts as one."""
-    if target.startswith("https://"):
+    if target.startswith(("https://", "../../deployments")):  # on GitHub: the published site
         return target
     name, _, anchor = target.removesuffix("#lang=zh").partition("#")
     path = (ROOT / page).parent.joinpath(name).resolve() if name else ROOT / page
