@@ -83,7 +83,7 @@ async function click_for(wish) {
 }
 
 function reply() {
-  const asked = $("own").value.trim();
+  const asked = $("own").value.replace(/[\s=?]/g, "") + "=?"; // 1 + 1 is a question, too
   if (/^\d([+-]\d){1,6}=\?$/.test(asked)) order("reply", { asked });
   else $("replies").textContent = say`It knows only questions such as ${"9-4+7+2-6=?"}`;
 }
@@ -155,11 +155,11 @@ function draw_learned() {
       <span><span class="soft">${show(before)} →</span> <b>${show(now)}</b></span></div>`;
   }).join("");
   $("said").innerHTML = story(names).join(language === "zh" ? "" : " ");
-  const gradient = past.at(-1)?.gradient;
+  const { gradient } = past.findLast((round) => round.gradient) ?? {};
   $("share").textContent = !gradient ? "" :
-    say`In the newest round they make ${percent(gradient.share)} of the gradient. Theirs has a cosine
-    of ${gradient.cosine.toFixed(2)} with that of all 16, and is ${gradient.times.toFixed(1)} times
-    as long.`;
+    say`In the newest round from which it has learned they make ${percent(gradient.share)} of the
+    gradient. Theirs has a cosine of ${gradient.cosine.toFixed(2)} with that of all 16, and is
+    ${gradient.times.toFixed(1)} times as long.`;
   draw_curve();
 }
 
@@ -188,10 +188,11 @@ function story(names) {
   const force = (name) => Math.abs(pushed(name));
   const [most] = ["thinks", "even", "right"].sort((a, b) => force(b) - force(a));
   const has_moved = gain(most) * Math.sign(pushed(most)) >= CHANCE;
+  const warm = (text) => `<span class="warm">${text}</span>`;
   if (gain("right") <= -CHANCE) {
-    const hacked = most !== "right" && has_moved;
-    told.push(`<span class="warm">${say`It is right less often: ${from_to("right")}.`} ${hacked ?
-      say`The clicks paid for something else, and got it: this is reward hacking.` : ""}</span>`);
+    told.push(warm(say`It is right less often: ${from_to("right")}.`));
+    if (most !== "right" && has_moved) told.push(
+      warm(say`The clicks paid for something else, and got it: this is reward hacking.`));
   } else if (most === "thinks" && has_moved && gain("thinks") > 0 && gain("right") < CHANCE / 2) {
     told.push(say`It is not right more often: ${from_to("right")}.`,
               say`The clicks liked a form, and it learned a form.`);
@@ -215,8 +216,9 @@ function draw() {
   $("learned").hidden = !$("guess").hidden;
   $("link").href = link();
   const few = taught.some((round) => round.few);
+  const has_learned = past.some((round) => round.gradient);
   [1, 2, Infinity, 5, few ? 1 : 8].forEach((rounds, i) => {
-    if (past.length >= rounds) $(`idea${i + 1}`).hidden = false;
+    if (has_learned && past.length >= rounds) $(`idea${i + 1}`).hidden = false;
   });
 }
 
