@@ -83,9 +83,10 @@ async function click_for(wish) {
 }
 
 function reply() {
-  const asked = $("own").value.replace(/[\s=?]/g, "") + "=?"; // 1 + 1 is a question, too
-  if (/^\d([+-]\d){1,6}=\?$/.test(asked)) order("reply", { asked });
-  else $("replies").textContent = say`It knows only questions such as ${"9-4+7+2-6=?"}`;
+  const asked = $("own").value.replace(/[\s=?]/g, "") + "=?";
+  if (/^\d([+-]\d){4}=\?$/.test(asked)) order("reply", { asked });
+  else $("replies").textContent =
+    say`It knows only questions of five digits, such as ${"9-4+7+2-6=?"}`;
 }
 
 // --- the address: taught=1.3-2k-0 are three rounds. 0: nothing was liked; k: only two counted ---
@@ -157,7 +158,7 @@ function draw_learned() {
   $("said").innerHTML = story(names).join(language === "zh" ? "" : " ");
   const { gradient } = past.findLast((round) => round.gradient) ?? {};
   $("share").textContent = !gradient ? "" :
-    say`In the newest round from which it has learned they make ${percent(gradient.share)} of the
+    say`In the newest round from which it has learned, two make ${percent(gradient.share)} of the
     gradient. Theirs has a cosine of ${gradient.cosine.toFixed(2)} with that of all 16, and is
     ${gradient.times.toFixed(1)} times as long.`;
   draw_curve();
