@@ -141,6 +141,12 @@ def test_an_old_link_and_equal_rewards_are_told(opened):
     page.wait("past.length === 1 && seen", 30)
     assert page.run(WEIGHTS) == before
     assert page.run("[past.length, past[0].share, taught.length]") == [1, 1, 1]
+    hacked = page.run("""["thinks", "even", "right"].map(name => {
+      [first, seen.traits] = [{thinks: .3, even: .3, right: .5}, {thinks: .6, even: .6, right: .2}];
+      past = [{pushed: {thinks: 0, even: 0, right: 0, [name]: name === "right" ? -1 : 1}}];
+      return story({}).join().includes("reward hacking");
+    })""")
+    assert hacked == [True, True, False]
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ function teach(rounds) {
   draw();
 }
 
-const teach_liked = () => teach([{ liked: [...liked].sort((a, b) => a - b), few: $("few").checked }]);
+const teach_liked = () => teach([{ liked: [...liked], few: $("few").checked }]);
 const differ = () => seen && liked.size > 0 && liked.size < seen.rows.length;
 const is_free = () => seen && clicker !== worker; // the visitor's clicks count
 
