@@ -137,17 +137,25 @@ def test_an_old_link_and_equal_rewards_are_told(opened):
     assert page.run("go.disabled") and "nothing to learn" in page.run("$('hint').textContent")
     before = page.run(WEIGHTS)
     press(page, "Enter")
-    page.click("#other")
+    page.run("[1, 2].map(() => other.click())")
     page.wait("past.length === 1 && seen", 30)
-    assert page.run(WEIGHTS) == before and page.run("taught") == [{"liked": [], "few": False}]
+    assert page.run(WEIGHTS) == before
+    assert page.run("[past.length, past[0].share, taught.length]") == [1, 1, 1]
+    hacked = page.run("""["thinks", "even", "right"].map(name => {
+      [first, seen.traits] = [{thinks: .3, even: .3, right: .5}, {thinks: .6, even: .6, right: .2}];
+      past = [{pushed: {thinks: 0, even: 0, right: 0, [name]: name === "right" ? -1 : 1}}];
+      return story({}).join().includes("reward hacking");
+    })""")
+    assert hacked == [True, True, False]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width, height", [(1280, 900), (390, 844)])
 def test_a_program_clicks_and_the_page_speaks_two_languages(opened, width, height):
     page = opened("lang=zh", width, height)
-    page.run("click_for('even')")
+    page.run("[1, 2].map(() => document.querySelector('[data-wish=even]').click())")
     page.wait("!idea3.hidden && seen", 60)
+    assert page.run("[past.length, taught.length, left]") == [8, 8, 0]
     traits, first = page.run("[seen.traits, first]")
     assert traits["even"] > first["even"] + 0.2 and traits["right"] < first["right"] - 0.2
     assert "奖励作弊" in page.run("said.innerText")

@@ -7,9 +7,9 @@ const WEIGHTS = Uint8Array.from(atob($("weights").textContent), (letter) => lett
 const TRAITS = { thinks: 1, right: 1, even: 1, tokens: 40 }; // the most that a bar can show
 const CHANCE = 0.12; // two standard errors of a share of 64 answers
 const ROUND = /^(\d+(\.\d+)*k?(-(?=\d)|$))+$/; // see `link`
-let worker, taught, past, seen, first, liked, left;
+let worker, clicker, taught, past, seen, first, liked, left;
 
-const percent = (share) => `${Math.round(100 * share)} %`;
+const percent = (share) => `${Math.round(100 * share)}\u00a0%`; // on one line
 const signed = (x) => (x < 0 ? "−" : "+") + Math.abs(x).toFixed(2);
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 const count = (row) => seen.rows[row].places.length;
@@ -19,7 +19,8 @@ const order = (action, more) => worker.postMessage({ action, ...more });
 // --- what a click does ---
 
 // taught: rounds { liked: places of rows, few: whether only two answers count }; past: what each
-// did; seen: the newest question, null while the model learns; left: rounds that it has to learn
+// did; seen: the newest question, null while the model learns; left: rounds that it has to learn;
+// clicker: the worker for which a program clicks
 function start_anew(rounds = []) {
   worker?.terminate();
   worker = new Worker(URL.createObjectURL(new Blob([$("worker").textContent])));
@@ -40,8 +41,9 @@ function teach(rounds) {
   draw();
 }
 
-const teach_liked = () => teach([{ liked: [...liked].sort((a, b) => a - b), few: $("few").checked }]);
-const can_teach = () => seen && liked.size > 0 && liked.size < seen.rows.length;
+const teach_liked = () => teach([{ liked: [...liked], few: $("few").checked }]);
+const differ = () => seen && liked.size > 0 && liked.size < seen.rows.length;
+const is_free = () => seen && clicker !== worker; // the visitor's clicks count
 
 function hear({ data }) {
   if (data.learned) {
@@ -51,7 +53,7 @@ function hear({ data }) {
   if (data.traits) first ??= data.traits;
   if (data.rows && !left) {
     [seen, liked] = [data, new Set()];
-    draw_traits();
+    draw_learned();
     reply();
   }
   if (data.replies) draw_replies(data.replies);
@@ -59,29 +61,32 @@ function hear({ data }) {
 }
 
 function like(row) {
-  if (!seen?.rows[row]) return;
+  if (!is_free() || !seen.rows[row]) return;
   if (!liked.delete(row)) liked.add(row);
   draw();
 }
 
 // A program clicks as you do: it sees the rows, likes some of them and presses Teach.
 async function click_for(wish) {
-  const mine = worker;
+  const mine = (clicker = worker);
   for (let round = 0; round < 8; round++) {
     while (!seen) await wait(50);
     if (worker !== mine) return;
     liked = new Set([...seen.rows.keys()].filter((row) => seen.rows[row][wish]));
     draw();
     await wait(400);
+    if (worker !== mine) return; // the visitor has started anew
     teach_liked();
   }
+  clicker = null;
   $("idea3").hidden = $("idea4").hidden = false;
 }
 
 function reply() {
-  const asked = $("own").value.trim();
-  if (/^\d([+-]\d){1,6}=\?$/.test(asked)) order("reply", { asked });
-  else $("replies").textContent = say`It knows only questions such as ${"9-4+7+2-6=?"}`;
+  const asked = $("own").value.replace(/[\s=?]/g, "") + "=?";
+  if (/^\d([+-]\d){4}=\?$/.test(asked)) order("reply", { asked });
+  else $("replies").textContent =
+    say`It knows only questions of five digits, such as ${"9-4+7+2-6=?"}`;
 }
 
 // --- the address: taught=1.3-2k-0 are three rounds. 0: nothing was liked; k: only two counted ---
@@ -100,7 +105,7 @@ function follow() {
     liked: round.match(/\d+/g).map((row) => row - 1).filter((row) => row >= 0),
     few: round.endsWith("k")
   })) : [];
-  speak(words.get("lang") ?? (navigator.language.startsWith("zh") ? "zh" : "en"));
+  speak(words.get("lang") ?? language);
   $("guess").hidden = !rounds.length;
   $("old").hidden = !text || is_ours;
   start_anew(rounds);
@@ -130,17 +135,18 @@ function hint() {
   if (!seen) return say`It learns …`;
   if (seen.rows.length === 1) return say`All 16 answers are equal: there is nothing to learn.`;
   if (liked.size === 0) return say`Choose at least one.`;
-  if (!can_teach()) return say`All are equal to you: there is nothing to learn. Leave one out.`;
+  if (!differ()) return say`All are equal to you: there is nothing to learn. Leave one out.`;
   const n = sum([...liked].map(count));
   const [A] = group_advantages([Array.from({ length: 16 }, (_, i) => Number(i < n))]);
   const words = say`You like ${n} of 16. Each is pushed up by A = ${signed(A[0])}, each other one
     down by ${signed(A[15])}.`;
-  return words + (n === 8 ? "" : say` The rarer kind has the larger |A|.`);
+  return words + (n === 8 ? "" : say` The rarer kind has the larger |A|.`) +
+    ($("few").checked ? say` Two answers with the largest |A| count, the others do not.` : "");
 }
 
-function draw_traits() {
+function draw_learned() {
   const names = { thinks: say`thinks`, right: say`is right`, even: say`even number`,
-                  tokens: say`tokens` };
+                  tokens: say`length in tokens` };
   $("traits").innerHTML = Object.entries(TRAITS).map(([name, most]) => {
     const show = (x) => (most === 1 ? percent(x) : x.toFixed(0));
     const [before, now] = [first, seen.traits].map((of) => of[name]);
@@ -149,12 +155,13 @@ function draw_traits() {
       <i style="width: ${width}"></i><b style="left: ${mark}"></b></span>
       <span><span class="soft">${show(before)} →</span> <b>${show(now)}</b></span></div>`;
   }).join("");
-  $("said").innerHTML = story(names).join(" ");
+  $("said").innerHTML = story(names).join(language === "zh" ? "" : " ");
   const { gradient } = past.findLast((round) => round.gradient) ?? {};
   $("share").textContent = !gradient ? "" :
-    say`In the newest round they make ${percent(gradient.share)} of the gradient. Theirs has a cosine
-    of ${gradient.cosine.toFixed(2)} with that of all 16, and is ${gradient.times.toFixed(1)} times
-    as long.`;
+    say`In the newest round from which it has learned, two make ${percent(gradient.share)} of the
+    gradient. Theirs has a cosine of ${gradient.cosine.toFixed(2)} with that of all 16, and is
+    ${gradient.times.toFixed(1)} times as long.`;
+  draw_curve();
 }
 
 function draw_curve() {
@@ -177,12 +184,20 @@ function story(names) {
     else if (name !== "right" && gain(name) <= -CHANCE)
       told.push(say`Less likely: “${names[name]}”, ${from_to(name)}.`);
   }
-  const paid = sum(past.map((round) => round.right)) / sum(past.map((round) => round.liked));
-  if (gain("right") <= -CHANCE) told.push(`<span class="warm">${
-    say`It is right less often: ${from_to("right")}.`} ${paid > 0.75 ? "" :
-    say`You paid for something else, and got it: this is reward hacking.`}</span>`);
-  else if (gain("thinks") >= CHANCE && gain("right") < CHANCE / 2) told.push(
-    say`It is not right more often: ${from_to("right")}. You liked a form, and it learned a form.`);
+  // the trait that the clicks have pushed most, up or down, and whether it has moved that way
+  const pushed = (name) => sum(past.map((round) => round.pushed[name]));
+  const force = (name) => Math.abs(pushed(name));
+  const [most] = ["thinks", "even", "right"].sort((a, b) => force(b) - force(a));
+  const has_moved = gain(most) * Math.sign(pushed(most)) >= CHANCE;
+  const warm = (text) => `<span class="warm">${text}</span>`;
+  if (gain("right") <= -CHANCE) {
+    told.push(warm(say`It is right less often: ${from_to("right")}.`));
+    if (most !== "right" && has_moved) told.push(
+      warm(say`The clicks paid for something else, and got it: this is reward hacking.`));
+  } else if (most === "thinks" && has_moved && gain("thinks") > 0 && gain("right") < CHANCE / 2) {
+    told.push(say`It is not right more often: ${from_to("right")}.`,
+              say`The clicks liked a form, and it learned a form.`);
+  }
   return told.length > 1 ? told : [...told, say`No share has moved by more than chance.`];
 }
 
@@ -195,42 +210,47 @@ function draw_replies(texts) {
 // Each idea comes when it is needed.
 function draw() {
   if (seen) draw_answers();
-  if (seen) draw_curve();
   $("answers").ariaBusy = !seen;
   $("hint").textContent = hint();
-  $("go").disabled = !can_teach();
-  $("other").hidden = can_teach();
+  $("go").disabled = !differ() || !is_free();
+  $("other").hidden = differ();
   $("learned").hidden = !$("guess").hidden;
   $("link").href = link();
   const few = taught.some((round) => round.few);
+  const has_learned = past.some((round) => round.gradient);
   [1, 2, Infinity, 5, few ? 1 : 8].forEach((rounds, i) => {
-    if (past.length >= rounds) $(`idea${i + 1}`).hidden = false;
+    if (has_learned && past.length >= rounds) $(`idea${i + 1}`).hidden = false;
   });
 }
 
 // --- the keys and the buttons ---
 
-function click({ target }) {
+function click({ target, detail }) {
   const row = target.closest(".answer")?.dataset.row;
-  if (row) like(Number(row));
-  if (target.dataset.wish && seen) click_for(target.dataset.wish);
+  if (row && detail < 2) like(Number(row)); // a double click likes, too
+  if (target.dataset.wish && is_free()) click_for(target.dataset.wish);
 }
 
 function press(event) {
   const { key, target } = event;
-  if (target.closest("input") || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (target.id === "own" || event.ctrlKey || event.metaKey || event.altKey) return;
   if (/^[1-9]$/.test(key)) like(key - 1);
   if (key !== "Enter" || (target.closest("a, button") && !target.closest(".answer"))) return;
   event.preventDefault();
-  if (can_teach()) teach_liked();
+  if (differ() && is_free()) teach_liked();
 }
 
 function change_language() {
   speak(language === "en" ? "zh" : "en");
   history.replaceState(null, "", `${link()}&lang=${language}`);
-  if (seen) draw_traits();
+  if (seen) draw_learned();
   reply();
   draw();
+}
+
+function start_again() {
+  history.pushState(null, "", `#lang=${language}`);
+  follow();
 }
 
 function reveal() {
@@ -238,13 +258,15 @@ function reveal() {
   draw();
 }
 
+if (navigator.language.startsWith("zh")) language = "zh";
 find_texts();
 document.addEventListener("click", click);
 document.addEventListener("keydown", press);
 addEventListener("hashchange", follow);
 $("go").onclick = teach_liked;
-$("other").onclick = () => teach([{ liked: [], few: false }]);
-$("anew").onclick = () => { location.hash = `lang=${language}`; };
+$("other").onclick = () => is_free() && teach_liked();
+$("anew").onclick = start_again;
+$("few").onchange = draw;
 $("reveal").onclick = reveal;
 $("lang").onclick = change_language;
 $("ask").onsubmit = (event) => { event.preventDefault(); reply(); };

@@ -12,8 +12,10 @@ const PROBES = {
 };
 let lane, untaught, group, rows;
 
-const thinks = (text) => text.includes("<think>");
-const is_even = (text) => /[02468]$/.test(extract_answer(text));
+const traits_of = (text, answer) => ({
+  thinks: text.includes("<think>"), right: answer_right(text, answer) === 1,
+  even: /[02468]$/.test(extract_answer(text))
+});
 const mean = (values) => values.reduce((a, b) => a + Number(b), 0) / values.length;
 
 // Of 8 answers to each of 8 other questions. The random numbers are the same each time.
@@ -23,24 +25,22 @@ function measure_traits() {
   const sampling = { temperature: 1, max_new_tokens: MAX_NEW_TOKENS };
   const prompts = Object.keys(PROBES).map(encode);
   const tokens = sample(lane.model, prompts, 8, sampling, uniform, lane.memory);
-  const texts = tokens.map(decode);
+  const found = tokens.map((own, i) => traits_of(decode(own), PROBES[asked[i]]));
+  const share = (trait) => mean(found.map((traits) => traits[trait]));
   return {
-    thinks: mean(texts.map(thinks)),
-    right: mean(texts.map((text, i) => answer_right(text, PROBES[asked[i]]))),
-    even: mean(texts.map(is_even)),
+    thinks: share("thinks"), right: share("right"), even: share("even"),
     tokens: mean(tokens.map((own) => own.length))
   };
 }
 
 // Equal answers are one row. If the rows are too many, answers of one form and one number are one.
 function merge({ texts, answer }) {
-  const form = (text) => `${thinks(text)} ${extract_answer(text)}`;
+  const form = (text) => `${traits_of(text).thinks} ${extract_answer(text)}`;
   const name = new Set(texts).size > MOST_ROWS ? form : (text) => text;
   return [...new Set(texts.map(name))].map((own) => {
     const places = [...texts.keys()].filter((i) => name(texts[i]) === own);
-    const text = texts[places[0]], right = answer_right(text, answer) === 1;
-    const kinds = new Set(places.map((i) => texts[i])).size;
-    return { text, places, kinds, right, thinks: thinks(text), even: is_even(text) };
+    const text = texts[places[0]], kinds = new Set(places.map((i) => texts[i])).size;
+    return { text, places, kinds, ...traits_of(text, answer) };
   }).sort((a, b) => b.places.length - a.places.length);
 }
 
@@ -65,6 +65,7 @@ function compare(all, kept) {
 }
 
 // A step on the newest group. liked: rows, by their places. few: whether only COUNTED answers count.
+// pushed: for each trait, the sum of the advantages of the answers that have it and count.
 function learn({ liked, few }) {
   const places = liked.flatMap((row) => rows[row]?.places ?? []);
   const rewards = group.texts.map((_, i) => Number(places.includes(i)));
@@ -75,8 +76,12 @@ function learn({ liked, few }) {
   const gradient = advantages.some(Boolean) ? compare(all, largest) : null;
   group.kept = few ? largest : all;
   update(lane, make_batches([group], SETTINGS));
-  const right = places.filter((i) => answer_right(group.texts[i], group.answer)).length;
-  return { share: mean(rewards), liked: places.length, right, gradient };
+  const pushed = { thinks: 0, right: 0, even: 0 };
+  for (const i of group.kept) {
+    const traits = traits_of(group.texts[i], group.answer);
+    for (const name in pushed) pushed[name] += traits[name] ? advantages[i] : 0;
+  }
+  return { share: mean(rewards), pushed, gradient };
 }
 
 function tell() {
