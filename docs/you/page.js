@@ -134,7 +134,9 @@ function hint() {
   if (left > 1) return say`${left} rounds are left …`;
   if (!seen) return say`It learns …`;
   if (seen.rows.length === 1) return say`All 16 answers are equal: there is nothing to learn.`;
-  if (liked.size === 0) return say`Choose at least one.`;
+  if (!liked.size && !past.length)
+    return say`Perhaps you like thoughts, even numbers or short answers? Choose at least one.`;
+  if (!liked.size) return say`Choose at least one.`;
   if (!differ()) return say`All are equal to you: there is nothing to learn. Leave one out.`;
   const n = sum([...liked].map(count));
   const [A] = group_advantages([Array.from({ length: 16 }, (_, i) => Number(i < n))]);
