@@ -28,23 +28,12 @@ def test_the_page_is_what_its_parts_make():
     assert PAGE.read_text() == made, "stale: python docs/live/build.py"
 
 
-def test_the_page_loads_nothing():
-    page = PAGE.read_text()
+@pytest.mark.parametrize("name", ["live", "explorer"])
+def test_a_page_loads_nothing(name):
+    page = PAGE.with_stem(name).read_text()
     loads = (r"https?:|\bsrc\s*=|@import|url\((?!#)|\bfetch\(|\bimport\b|importScripts|"
              "XMLHttpRequest")
     assert not re.search(loads, page)
-
-
-def test_the_figures_that_the_page_quotes_are_measured():
-    page, results = (SOURCES / "page.html").read_text(), ROOT / "experiments" / "results"
-    start, later = (
-        [measured[f"1/|o|: k = 2: {name}"]["mean"] for name in ("cosine", "norm of the sum")]
-        for measured in json.loads((results / "claims.json").read_text())["advantage"])
-    assert f"is {start[0]:.2f})" in page and f"({later[0]:.2f})" in page
-    # a mean over 2 of 16 completions counts each of them 8 times as much
-    assert f"point {8 * start[1]:.1f} and {8 * later[1]:.1f} times as far" in page
-    assert "GRPO takes 24.3 s to the dotted line, CPPO 23.8 s" in page
-    assert "23.8 and 24.3 s on average" in (results / "browser.md").read_text()
 
 
 # --- the words ---
@@ -157,7 +146,7 @@ ROWS = """(lane => [...document.querySelectorAll(`#lane${lane} tbody tr`)].map(r
 ))"""
 LATIN = {
     "en", "zh", "English", "GRPO", "CPPO", "Dr", "JavaScript", "KL", "token", "think", "answer",
-    "completion", "question", "right", "answer_right", "nano", "py",
+    "completion", "question", "right", "answer_right", "nano", "py", "notebook",
 }  # fmt: skip
 
 
@@ -345,6 +334,18 @@ def test_the_earlier_run_is_told_in_the_order_in_which_things_became_true(opened
         f"by the completions GRPO ({many:,}, CPPO {more:,}).",
     ]
     assert page.run("document.documentElement.scrollHeight") <= 420 and page.problems() == []
+
+
+def test_the_figures_that_the_page_quotes_are_measured():
+    page, results = (SOURCES / "page.html").read_text(), ROOT / "experiments" / "results"
+    start, later = (
+        [measured[f"1/|o|: k = 2: {name}"]["mean"] for name in ("cosine", "norm of the sum")]
+        for measured in json.loads((results / "claims.json").read_text())["advantage"])
+    assert f"is {start[0]:.2f})" in page and f"({later[0]:.2f})" in page
+    # a mean over 2 of 16 completions counts each of them 8 times as much
+    assert f"point {8 * start[1]:.1f} and {8 * later[1]:.1f} times as far" in page
+    assert "GRPO takes 24.3 s to the dotted line, CPPO 23.8 s" in page
+    assert "23.8 and 24.3 s on average" in (results / "browser.md").read_text()
 
 
 def test_before_the_start_the_page_shows_the_earlier_run_of_these_settings(opened):
