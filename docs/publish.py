@@ -33,8 +33,9 @@ BARS = {
         "teach": "docs/README.md#teach", "code": ".",
     },
     "zh": {
-        "玩": f"{FIRST}#lang=zh", "学": "docs/zh/README.md#学", "信": "docs/zh/README.md#信",
-        "用": "docs/zh/README.md#用", "比": "docs/zh/README.md#比", "教": "docs/zh/README.md#教",
+        "体验": f"{FIRST}#lang=zh", "学习": "docs/zh/README.md#学习",
+        "验证": "docs/zh/README.md#验证", "使用": "docs/zh/README.md#使用",
+        "对比": "docs/zh/README.md#对比", "教学": "docs/zh/README.md#教学",
         "代码": ".",
     },
 }  # fmt: skip
