@@ -1,4 +1,5 @@
-"""docs/live.html: it is what docs/live/build.py makes, and in Chromium it learns, from file://.
+"""docs/live.html and docs/you.html are what docs/live/build.py makes. In Chromium live.html learns,
+from file://.
 
 The functions that train are tested elsewhere. Here a reader presses the page's buttons.
 """
@@ -23,14 +24,11 @@ SOURCES = ROOT / "docs" / "live"
 # --- the file ---
 
 
-def test_the_page_is_what_its_parts_make():
-    made = runpy.run_path(str(SOURCES / "build.py"))["page"]()
-    assert PAGE.read_text() == made, "stale: python docs/live/build.py"
-
-
-@pytest.mark.parametrize("name", ["live", "explorer"])
-def test_a_page_loads_nothing(name):
+@pytest.mark.parametrize("name", ["live", "you"])
+def test_a_page_is_what_its_parts_make_and_loads_nothing(name):
+    made = runpy.run_path(str(SOURCES / "build.py"))["page"](name)
     page = PAGE.with_stem(name).read_text()
+    assert page == made, "stale: python docs/live/build.py"
     loads = (r"https?:|\bsrc\s*=|@import|url\((?!#)|\bfetch\(|\bimport\b|importScripts|"
              "XMLHttpRequest")
     assert not re.search(loads, page)
@@ -38,21 +36,24 @@ def test_a_page_loads_nothing(name):
 
 # --- the words ---
 
-CHINESE = json.loads((SOURCES / "chinese.json").read_text())
+CODE = {"live": ("drawing.js", "page.js"), "you": ("page.js",)}
 
 
-def spoken_by_code():
+def spoken_by_code(name):
     """The templates of say`…` with {0}, {1}, …, as words.js makes them."""
-    code = "".join((SOURCES / name).read_text() for name in ("drawing.js", "page.js"))
+    code = "".join((SOURCES.with_name(name) / file).read_text() for file in CODE[name])
     for template in re.findall(r"say`((?:[^`$]|\$\{(?:[^{}`]|\{[^{}]*\})*\})*)`", code):
         parts = re.split(r"\$\{(?:[^{}`]|\{[^{}]*\})*\}", template)
-        yield "".join(part + f"{{{i}}}" for i, part in enumerate(parts[:-1])) + parts[-1]
+        key = "".join(part + f"{{{i}}}" for i, part in enumerate(parts[:-1])) + parts[-1]
+        yield " ".join(key.split())
 
 
-def test_each_sentence_of_the_code_has_a_chinese_one_with_the_same_values():
-    found = list(spoken_by_code())
-    assert len(found) > 20 and set(found) <= set(CHINESE)
-    for english, chinese in CHINESE.items():
+@pytest.mark.parametrize("name", CODE)
+def test_each_sentence_of_the_code_has_a_chinese_one_with_the_same_values(name):
+    of_page = json.loads((SOURCES.with_name(name) / "chinese.json").read_text())
+    found = list(spoken_by_code(name))
+    assert len(found) > 20 and set(found) <= set(of_page)
+    for english, chinese in of_page.items():
         values = re.compile(r"\{\d\}")
         assert sorted(values.findall(english)) == sorted(values.findall(chinese)), english
 
