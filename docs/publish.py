@@ -70,7 +70,7 @@ summary { cursor: pointer; color: var(--link); }
 hr { border: 0; border-top: 1px solid var(--line); }
 .prompt { display: none; }
 math { font-size: 1.08em; }
-@media (max-width: 600px) { :is(p, li):has(math) { overflow: auto hidden; } }
+@media (max-width: 600px) { p:has(math) { overflow: auto hidden; } }
 .formula { display: block; margin: 1em 0; overflow-x: auto; overflow-y: hidden; }
 """  # noqa: E501
 PAGE = """<!doctype html>
