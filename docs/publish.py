@@ -70,7 +70,7 @@ summary { cursor: pointer; color: var(--link); }
 hr { border: 0; border-top: 1px solid var(--line); }
 .prompt { display: none; }
 math { font-size: 1.08em; }
-@media (max-width: 600px) { p:has(math) { overflow: auto hidden; } }
+.wide { display: inline-block; max-width: 100%; overflow: auto hidden; vertical-align: middle; }
 .formula { display: block; margin: 1em 0; overflow-x: auto; overflow-y: hidden; }
 """  # noqa: E501
 PAGE = """<!doctype html>
@@ -143,7 +143,9 @@ def formula(found):
     made = convert(html.unescape(block or inline), display=display)
     made = made.replace("\\", "")  # it leaves the one of \_ in a text
     made = made.replace("<mi>log</mi>", '<mi>log</mi><mspace width="0.17em" />')
-    return f'<span class="formula">{made}</span>' if block else made
+    if block:
+        return f'<span class="formula">{made}</span>'
+    return f'<span class="wide">{made}</span>' if len(inline) > 40 else made
 
 
 def from_markdown(text):
