@@ -33,8 +33,9 @@ BARS = {
         "teach": "docs/README.md#teach", "code": ".",
     },
     "zh": {
-        "玩": f"{FIRST}#lang=zh", "学": "docs/zh/README.md#学", "信": "docs/zh/README.md#信",
-        "用": "docs/zh/README.md#用", "比": "docs/zh/README.md#比", "教": "docs/zh/README.md#教",
+        "体验": f"{FIRST}#lang=zh", "学习": "docs/zh/README.md#学习",
+        "验证": "docs/zh/README.md#验证", "使用": "docs/zh/README.md#使用",
+        "对比": "docs/zh/README.md#对比", "教学": "docs/zh/README.md#教学",
         "代码": ".",
     },
 }  # fmt: skip
@@ -69,6 +70,7 @@ summary { cursor: pointer; color: var(--link); }
 hr { border: 0; border-top: 1px solid var(--line); }
 .prompt { display: none; }
 math { font-size: 1.08em; }
+.wide { display: inline-block; max-width: 100%; overflow: auto hidden; vertical-align: middle; }
 .formula { display: block; margin: 1em 0; overflow-x: auto; overflow-y: hidden; }
 """  # noqa: E501
 PAGE = """<!doctype html>
@@ -141,7 +143,9 @@ def formula(found):
     made = convert(html.unescape(block or inline), display=display)
     made = made.replace("\\", "")  # it leaves the one of \_ in a text
     made = made.replace("<mi>log</mi>", '<mi>log</mi><mspace width="0.17em" />')
-    return f'<span class="formula">{made}</span>' if block else made
+    if block:
+        return f'<span class="formula">{made}</span>'
+    return f'<span class="wide">{made}</span>' if len(inline) > 40 else made
 
 
 def from_markdown(text):
