@@ -35,16 +35,7 @@ from engine.run.state import learning_rate
 from engine.scoring.score import load_rewards
 from eval import examine
 from experiments.library.bench import heading
-from experiments.library.plot import (
-    OTHER,
-    colour,
-    curves,
-    in_words,
-    name_rows,
-    panels,
-    save,
-    styles,
-)
+from experiments.library.plot import colour, curves, name_rows, panels, save
 from experiments.library.study import (
     RESULTS,
     Study,
@@ -257,10 +248,7 @@ def picture(result, folder):
 
 def draw_curves(axis, rows, title):
     """Accuracy against seconds."""
-    own = [colour(row["name"], other=OTHER) for row in rows]
-    lines = {}
-    for row, color, style in zip(rows, own, styles(own)):
-        lines[in_words(row["name"])] = row["curves"], color, style
+    lines = {row["name"]: row["curves"] for row in rows}
     curves(axis, lines, height=2, title=title, xlabel="CPU seconds of training",
            ylabel="accuracy, sampled (moving mean)", xlim=(0, AT[-1]), ylim=(0, 0.85))
 

@@ -35,16 +35,20 @@ AXES = {  # what may stand on the x axis: (metric of a step that is added up, la
     "completions": ("completions", "completions generated"),
     "seconds": ("seconds/total", "seconds of training"),
 }
-PHASES = {  # of a step, and their shades
-    "generate": "#c3cad2", "score": "#848e9a", "logprobs": "#dfe3e8", "update": "#9db6d6",
-    "other": "#f0f2f4",
+# The colours of all pictures. GRPO is grey. CPPO is blue, and nothing else is. What fails is warm.
+# All else is ink, or a tint of it
+INK, OTHER = "#1d2733", "#4a535d"
+PHASES = {  # of a step, and their tints
+    "generate": "#c9ced5", "score": OTHER, "logprobs": "#e3e6ea", "update": "#98a2ae",
+    "other": "#f2f4f6",
 }
 # CPPO: the less it prunes, the paler
 PALER = {"P=0.5": "#a3bcd9", "P=0.75": "#6c93c0", "P=0.875": CPPO, "P=0.9375": "#0e2c53"}
 # how the names of CPPO's rows begin
 OF_CPPO = ("cppo", "p=", "largest_abs", "1/|o|, largest", "token mean, pooled", "both", "published",
            "as published")
-OTHER = "#4a535d"  # a method that is neither, in a picture of lines
+FAILING = ("bare", "judge", "wrong", "trained on results")  # words in the names of what fails
+PALE = (GRPO, PALER["P=0.5"], PALER["P=0.75"])  # text in them has less than 4.5 : 1 on white
 STYLES = ["-", "--", ":", "-."]
 MAIN = ("GRPO", "P=0.875")  # of Table 1
 LEARNED = 0.55  # accuracy of a toy that has learned something; the base: 0.39 greedy, 0.43 sampled
@@ -77,12 +81,19 @@ def in_words(name):
     return ", ".join(parts).replace("P=", "P = ").replace("G=", "G = ")
 
 
-def colour(name, other=GRPO):
-    """GRPO is grey and CPPO is blue, and paler if it prunes less. `other`: all other methods."""
+def colour(name):
+    """GRPO is grey and CPPO is blue, and paler if it prunes less. What fails is warm."""
     parts = name.split(", ")
+    if any(word in name for word in FAILING):
+        return FAILS
     if name.lower().startswith(OF_CPPO):
         return next((PALER[part] for part in parts if part in PALER), CPPO)
-    return GRPO if parts[0].lower() == "grpo" else other
+    return GRPO if parts[0].lower() == "grpo" else INK
+
+
+def of_text(own):
+    """The colour of a text that belongs to this colour: ink, if the colour is too pale to read."""
+    return INK if own in PALE else own
 
 
 # --- a figure and its panels ---
@@ -111,19 +122,27 @@ def save(figure, output, text, title=""):
 
 
 def name_lines(axis, lines):
-    """Write the names of lines to the right of a panel, each at its end, one below the other.
-
-    lines: (value at the end, name, colour) of each.
-    """
+    """Write the names of lines to the right of a panel, one below the other, each joined to the
+    height of its line's end. lines: {name: line}."""
     axis.get_ylim()  # now the limits are known
     places = axis.transScale + axis.transLimits
-    ends = sorted((places.transform((0, value))[1], name, own) for value, name, own in lines)
+    ends = {name: places.transform((0, line.get_ydata()[-1]))[1] for name, line in lines.items()}
     height = -1.0
-    for i, (value, name, own) in enumerate(ends):
+    for i, name in enumerate(sorted(ends, key=ends.get)):
         highest = 0.97 - STEP * (len(ends) - 1 - i)
-        height = min(max(value, height + STEP, 0.03), highest)
-        axis.annotate(name, (1.0, height), xycoords="axes fraction", color=own, xytext=(6, 0),
-                      textcoords="offset points", va="center", fontsize=11)
+        height = min(max(ends[name], height + STEP, 0.03), highest)
+        own, style = lines[name].get_color(), lines[name].get_linestyle()
+        joint = {"arrowstyle": "-", "color": own, "linestyle": style, "linewidth": 2,
+                 "relpos": (0, 0.5), "shrinkA": 4, "shrinkB": 0}
+        axis.annotate(name, (1.01, ends[name]), (1.07, height), "axes fraction", fontsize=11,
+                      color=of_text(own), va="center", arrowprops=joint)
+
+
+def swatch(axis, x, y, name, own):
+    """A name in a panel, and behind it a square of its colour."""
+    axis.plot(x, y, "s", color=own, markersize=9, transform=axis.transAxes)
+    axis.text(x - 0.02, y, name, color=INK, transform=axis.transAxes, ha="right", va="center",
+              fontsize=12)
 
 
 def name_rows(axis, rows):
@@ -154,7 +173,8 @@ def dots(axis, rows, key, title, left=None):
         if left is not None and mean < left:
             axis.text(left, y, f" ◂ {mean:.2f}", color=colours[0], va="center", fontsize=11)
             continue
-        axis.plot([mean - std, mean + std], [y, y], color="#c3cad2", linewidth=5)
+        most = 1.0 if key in ("greedy", "sampled") else math.inf  # an accuracy
+        axis.plot([mean - std, min(mean + std, most)], [y, y], color="#c3cad2", linewidth=5)
         axis.scatter(values, [y] * len(values), color=colours, s=42, alpha=0.85, zorder=2)
         axis.plot([mean], [y], "|", color="black", markersize=13)
     axis.set(title=title, xlabel=LABELS.get(key, key))
@@ -197,7 +217,7 @@ def bars(axis, rows, title=""):
             start += width
         if "speedup" in row:
             axis.text(start, y, f"  {row['speedup']['median']:.2f}×", va="center", fontsize=11,
-                      color=colour(row["name"]), fontweight="bold")
+                      color=INK, fontweight="bold")
     axis.set(xlim=(0, 1.2 * longest), title=title,
              xlabel="seconds: sampling, scoring, log-probabilities, update, other")
     name_rows(axis, rows)
@@ -207,26 +227,27 @@ def bars(axis, rows, title=""):
 
 
 def band(axis, curves, column, color, style="-", width=2.5, until=math.inf, height=2):
-    """The mean over the seeds as a line, their range as a band. Returns the last mean before
-    `until`. curves: of each seed. column, height: which numbers of a point are x and y."""
+    """The mean over the seeds as a line, up to x = `until`; their range as a band. Returns the
+    line. curves: of each seed. column, height: which numbers of a point are x and y."""
     seeds = [np.array(sorted((p[column], p[height]) for p in points)).T for points in curves]
     ends = np.unique(np.concatenate([xs for xs, _ in seeds]))
     grid = ends.clip(max(xs[0] for xs, _ in seeds), min(until, *(xs[-1] for xs, _ in seeds)))
     values = np.array([np.interp(grid, xs, ys) for xs, ys in seeds])
     axis.fill_between(grid, values.min(0), values.max(0), color=color, alpha=0.12, linewidth=0)
-    axis.plot(grid, values.mean(0), style, color=color, linewidth=width)
-    return values.mean(0)[-1]
+    return axis.plot(grid, values.mean(0), color=color, linestyle=style, linewidth=width)[0]
 
 
-def curves(axis, lines, column=0, height=1, named=True, **labels):
-    """A band for each line, and its name at its end. lines: {name: (curves, colour, style)}.
-    labels: title, xlabel and others of the panel."""
-    ends = []
-    for name, (of_seeds, own, style) in lines.items():
-        ends.append((band(axis, of_seeds, column, own, style, height=height), name, own))
+def curves(axis, lines, column=0, height=1, named=True, look=colour, marker="", **labels):
+    """A band for each line, and its name at its end. lines: {name: curves of its seeds}. look:
+    the colour of a name. labels: title, xlabel and others of the panel."""
+    own, drawn = list(map(look, lines)), {}
+    for (name, of_seeds), color, style in zip(lines.items(), own, styles(own)):
+        line = band(axis, of_seeds, column, color, style, height=height)
+        line.set_marker(marker)
+        drawn[in_words(name)] = line
     axis.set(**labels)
     if named:
-        name_lines(axis, ends)
+        name_lines(axis, drawn)
 
 
 def across(spreads):
@@ -235,18 +256,15 @@ def across(spreads):
 
 
 def course(rows, output, titles):
-    """How metrics change: in the first step, then in each quarter of the run. Rows whose name ends
-    with "trained on results" have the colour of what fails. titles: {metric: title of its panel}"""
+    """How metrics change: in the first step, then in each quarter of the run. titles: {metric:
+    title of its panel}"""
     figure, axes = panels(len(titles), 4.4)
     for axis, (metric, title) in zip(axes, titles.items()):
         lines = {}
         for row in rows:
-            name, values = row["name"], row["course"][metric]
-            own = FAILS if name.endswith("trained on results") else colour(name)
-            style = "--" if name.startswith("GRPO") else "-"
-            points = list(zip((0, 1 / 8, 3 / 8, 5 / 8, 7 / 8), values))
+            values = row["course"][metric]
             if any(values):  # else the row has no such figure
-                lines[in_words(name)] = [points], own, style
+                lines[row["name"]] = [list(zip((0, 1 / 8, 3 / 8, 5 / 8, 7 / 8), values))]
         curves(axis, lines, named=axis is axes[-1], title=title, xlabel="share of the run")
     save(figure, output, "first step, then the mean of each quarter; mean of the seeds")
 
@@ -269,8 +287,7 @@ def time_to_accuracy(rows, output):
             if row[key]:  # else 0.85 was not reached
                 axis.plot(row[key], 0.85, "o", color=own, markersize=9 if main else 5, zorder=5)
                 name += words.format(row[key])
-            axis.text(0.98, 0.40 - 0.065 * i, name, color=own, transform=axis.transAxes,
-                      ha="right", fontsize=12, fontweight="bold")
+            swatch(axis, 0.97, 0.40 - 0.065 * i, name, own)
         axis.set(xlim=(0, end), xlabel=x)
         axis.set_title(title, fontsize=15, fontweight="bold")
     axes[0].set_ylabel("accuracy, sampled (moving mean)")
@@ -290,8 +307,7 @@ def several(groups, output, x):
             for name, folders in groups.items()}
     first_row = next(iter(runs.values()))[0][0]
     titles = PANELS | {name: name for name in first_row if name.startswith("own/")}
-    own = [colour_of(folders[0], runs[name]) for name, folders in groups.items()]
-    looks = dict(zip(groups, zip(own, styles(own))))
+    colours = {name: colour_of(folders[0], runs[name]) for name, folders in groups.items()}
     figure = Figure((4.7 * len(titles), 5 + 0.4 * len(runs)), layout="constrained")
     axes = figure.subplot_mosaic([[*titles], ["seconds"] * len(titles)],
                                  height_ratios=[10, 2 + len(runs)])
@@ -300,10 +316,10 @@ def several(groups, output, x):
     bars(axes["seconds"], [
         {"name": name, "phases": mean_phases(of)} for name, of in runs.items()])
     for metric, title in titles.items():
-        lines = {name: ([points(run, metric, x) for run in of_seeds], *looks[name])
+        lines = {name: [points(run, metric, x) for run in of_seeds]
                  for name, of_seeds in runs.items()}
         named = metric == "accuracy" and len(runs) > 1
-        curves(axes[metric], lines, named=named, title=title, xlabel=AXES[x][1])
+        curves(axes[metric], lines, named=named, look=colours.get, title=title, xlabel=AXES[x][1])
     save(figure, output, BAND)
 
 
@@ -315,7 +331,7 @@ def colour_of(folder, runs):
     if after < before + 0.05:
         return FAILS
     path = Path(folder, "run.json")
-    return GRPO if path.is_file() and options_of(folder)["algorithm"] == "grpo" else CPPO
+    return colour(options_of(folder)["algorithm"] if path.is_file() else "")
 
 
 def points(run, metric, x):
