@@ -190,8 +190,8 @@ def picture(result, folder):
         lines = {}
         for guard in ("bare", *guards):
             lines[guard] = across([rows[f"{guard}, {rate}"]["sampled"] for rate in RATES])
-        curves(axis, lines, marker="o", title=title, xlabel="learning rate", ylim=(0, 1), xticks=range(6),
-               xticklabels=RATES)
+        curves(axis, lines, marker="o", title=title, xlabel="learning rate", ylim=(0, 1),
+               xticks=range(6), xticklabels=RATES)
     axes[0].set_ylabel("sampled accuracy after training: mean and range of 3 seeds")
     save(figure, folder / "collapse.png", f"a collapsed run answers {answer['question']} (right: "
          f"{answer['answer']}) with\n{answer['completion']}")

@@ -88,7 +88,7 @@ def colour(name):
         return FAILS
     if name.lower().startswith(OF_CPPO):
         return next((PALER[part] for part in parts if part in PALER), CPPO)
-    return GRPO if parts[0].lower() == "grpo" else INK
+    return GRPO if parts[0].lower() in ("grpo", "rule") else INK
 
 
 def of_text(own):
