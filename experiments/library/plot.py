@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+from matplotlib import rcParams
 from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
@@ -54,6 +55,7 @@ MAIN = ("GRPO", "P=0.875")  # of Table 1
 LEARNED = 0.55  # accuracy of a toy that has learned something; the base: 0.39 greedy, 0.43 sampled
 LABELS = {
     "greedy": "accuracy, greedy", "sampled": "accuracy, sampled", "seconds": "seconds of training",
+    "reached": "seconds to an accuracy of 0.5",
     "length": "tokens of a completion", "kl_to_base": "KL to the base (nats per completion)",
 }
 WORDS = {  # of a row: what the pictures call it
@@ -64,10 +66,17 @@ WORDS = {  # of a row: what the pictures call it
     "lite_ppo": "Lite PPO", "maxrl": "MaxRL", "gspo": "GSPO", "gspo_token": "GSPO-token",
     "gfpo": "GFPO", "gfpo_adaptive": "GFPO, adaptive k", "gdpo": "GDPO", "pods": "PODS",
     "deepseek_v32": "DeepSeek-V3.2", "ppo": "PPO", "gspo + cppo": "GSPO + CPPO",
-    "grpo + nat": "GRPO + NAT", "cppo + nat": "CPPO + NAT",
+    "grpo + nat": "GRPO + NAT", "cppo + nat": "CPPO + NAT", "1 passes": "1 pass",
 }
 STEP = 0.062  # from the name of a line to the next one, in heights of a panel
 BAND = "line and band: mean, lowest and highest of the seeds"
+
+
+rcParams.update({
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3,
+    "text.color": INK, "font.size": 11, "axes.labelsize": 10, "axes.titlesize": 12,
+    "figure.constrained_layout.use": True, "savefig.dpi": DPI,
+})
 
 
 def styles(colours):
@@ -100,25 +109,16 @@ def of_text(own):
 
 
 def panels(count, height=5.0, width=14.0, **options):
-    """(figure, its panels side by side): no frame but the two axes, and a pale grid."""
-    figure = Figure((width, height), layout="constrained")
-    axes = figure.subplots(1, count, **options)
-    for axis in figure.axes:
-        plain(axis)
-    return figure, axes
-
-
-def plain(axis):
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.3)
-    axis.tick_params(labelsize=11)
+    """(figure, its panels side by side)"""
+    figure = Figure((width, height))
+    return figure, figure.subplots(1, count, **options)
 
 
 def save(figure, output, text, title=""):
     """text: below all panels. title: above them."""
     figure.supxlabel(text, fontsize=10, color=OTHER)
     figure.suptitle(title, fontsize=14)
-    figure.savefig(output, dpi=DPI)
+    figure.savefig(output)
 
 
 def name_lines(axis, lines):
@@ -134,15 +134,14 @@ def name_lines(axis, lines):
         own, style = lines[name].get_color(), lines[name].get_linestyle()
         joint = {"arrowstyle": "-", "color": own, "linestyle": style, "linewidth": 2,
                  "relpos": (0, 0.5), "shrinkA": 4, "shrinkB": 0}
-        axis.annotate(name, (1.01, ends[name]), (1.07, height), "axes fraction", fontsize=11,
-                      color=of_text(own), va="center", arrowprops=joint)
+        axis.annotate(name, (1.01, ends[name]), (1.07, height), "axes fraction", va="center",
+                      color=of_text(own), arrowprops=joint)
 
 
 def swatch(axis, x, y, name, own):
     """A name in a panel, and behind it a square of its colour."""
     axis.plot(x, y, "s", color=own, markersize=9, transform=axis.transAxes)
-    axis.text(x - 0.02, y, name, color=INK, transform=axis.transAxes, ha="right", va="center",
-              fontsize=12)
+    axis.text(x, y, f"{name}   ", transform=axis.transAxes, ha="right", va="center")
 
 
 def name_rows(axis, rows):
@@ -157,7 +156,7 @@ def name_rows(axis, rows):
 
 def of_seed(row, key, value):
     """The colour of one seed: FAILS if it has learned nothing."""
-    accuracy = value if key in ("greedy", "sampled") else row["sampled"]["mean"]
+    accuracy = value if key in ("greedy", "sampled") else row.get("sampled", {"mean": 1})["mean"]
     return FAILS if accuracy < LEARNED else colour(row["name"])
 
 
@@ -171,14 +170,14 @@ def dots(axis, rows, key, title, left=None):
         values = row[key].get("values", [mean])  # older results have no figures of single seeds
         colours = [of_seed(row, key, value) for value in values]
         if left is not None and mean < left:
-            axis.text(left, y, f" ◂ {mean:.2f}", color=colours[0], va="center", fontsize=11)
+            axis.text(left, y, f" ◂ {mean:.2f}", color=colours[0], va="center")
             continue
         most = 1.0 if key in ("greedy", "sampled") else math.inf  # an accuracy
         axis.plot([mean - std, min(mean + std, most)], [y, y], color="#c3cad2", linewidth=5)
         axis.scatter(values, [y] * len(values), color=colours, s=42, alpha=0.85, zorder=2)
         axis.plot([mean], [y], "|", color="black", markersize=13)
     axis.set(title=title, xlabel=LABELS.get(key, key))
-    axis.set_xlim(left=0 if key == "seconds" else left)
+    axis.set_xlim(left=0 if LABELS.get(key, "").startswith("seconds") else left)
     name_rows(axis, rows)
 
 
@@ -197,7 +196,8 @@ def methods(rows, output, titles, left=None):
             bars(axis, rows, title)
         else:
             dots(axis, rows, key, title, left if key == first else None)
-    save(figure, output, "dots: seeds; line and band: mean ± standard deviation of the seeds")
+    seeds = "dots: seeds" if "values" in rows[0][first] else "dots: means"  # of older results
+    save(figure, output, f"{seeds}; line and band: mean ± standard deviation of the seeds")
 
 
 # --- bars ---
@@ -213,11 +213,11 @@ def bars(axis, rows, title=""):
             width = row["phases"].get(phase, 0.0)
             axis.barh(y, width, left=start, color=shade, height=0.7)
             if totals[y] == longest and width > longest / 7:
-                axis.text(start, y, f" {progress.WORDS[phase]}", va="center", fontsize=11)
+                axis.text(start, y, f" {progress.WORDS[phase]}", va="center")
             start += width
         if "speedup" in row:
-            axis.text(start, y, f"  {row['speedup']['median']:.2f}×", va="center", fontsize=11,
-                      color=INK, fontweight="bold")
+            axis.text(start, y, f"  {row['speedup']['median']:.2f}×", va="center",
+                      fontweight="bold")
     axis.set(xlim=(0, 1.2 * longest), title=title,
              xlabel="seconds: sampling, scoring, log-probabilities, update, other")
     name_rows(axis, rows)
@@ -308,11 +308,9 @@ def several(groups, output, x):
     first_row = next(iter(runs.values()))[0][0]
     titles = PANELS | {name: name for name in first_row if name.startswith("own/")}
     colours = {name: colour_of(folders[0], runs[name]) for name, folders in groups.items()}
-    figure = Figure((4.7 * len(titles), 5 + 0.4 * len(runs)), layout="constrained")
+    figure = Figure((4.7 * len(titles), 5 + 0.4 * len(runs)))
     axes = figure.subplot_mosaic([[*titles], ["seconds"] * len(titles)],
                                  height_ratios=[10, 2 + len(runs)])
-    for axis in axes.values():
-        plain(axis)
     bars(axes["seconds"], [
         {"name": name, "phases": mean_phases(of)} for name, of in runs.items()])
     for metric, title in titles.items():
