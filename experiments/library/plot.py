@@ -75,7 +75,7 @@ BAND = "line and band: mean, lowest and highest of the seeds"
 rcParams.update({
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3,
     "text.color": INK, "font.size": 11, "axes.labelsize": 10, "axes.titlesize": 12,
-    "figure.constrained_layout.use": True, "savefig.dpi": DPI,
+    "savefig.dpi": DPI,
 })
 
 
@@ -110,7 +110,7 @@ def of_text(own):
 
 def panels(count, height=5.0, width=14.0, **options):
     """(figure, its panels side by side)"""
-    figure = Figure((width, height))
+    figure = Figure((width, height), layout="constrained")
     return figure, figure.subplots(1, count, **options)
 
 
@@ -297,7 +297,7 @@ def time_to_accuracy(rows, output):
 # --- runs ---
 
 
-def several(groups, output, x):
+def several(groups, output, x, title=""):
     """Draw the metrics of runs against what stands on the x axis, a row of AXES, and their seconds.
 
     groups: {name: folders}; the runs of a group differ only in the seed. A line shows the mean over
@@ -308,17 +308,18 @@ def several(groups, output, x):
     first_row = next(iter(runs.values()))[0][0]
     titles = PANELS | {name: name for name in first_row if name.startswith("own/")}
     colours = {name: colour_of(folders[0], runs[name]) for name, folders in groups.items()}
-    figure = Figure((4.7 * len(titles), 5 + 0.4 * len(runs)))
+    figure = Figure((4.7 * len(titles), 5 + 0.4 * len(runs)), layout="constrained")
     axes = figure.subplot_mosaic([[*titles], ["seconds"] * len(titles)],
                                  height_ratios=[10, 2 + len(runs)])
     bars(axes["seconds"], [
         {"name": name, "phases": mean_phases(of)} for name, of in runs.items()])
-    for metric, title in titles.items():
+    for metric, of_panel in titles.items():
         lines = {name: [points(run, metric, x) for run in of_seeds]
                  for name, of_seeds in runs.items()}
         named = metric == "accuracy" and len(runs) > 1
-        curves(axes[metric], lines, named=named, look=colours.get, title=title, xlabel=AXES[x][1])
-    save(figure, output, BAND)
+        curves(axes[metric], lines, named=named, look=colours.get, title=of_panel,
+               xlabel=AXES[x][1])
+    save(figure, output, BAND, title)
 
 
 def colour_of(folder, runs):
@@ -372,13 +373,14 @@ def main(argv):
         "--output", help="the picture's path; none: curves.png in the run, of several runs "
         "compared.png here"
     )
+    parser.add_argument("--title", help="what the picture shows")
     args = parser.parse_args(argv)
     for folder in args.runs:
         if not files.read(Path(folder) / "metrics.jsonl"):
             raise UserError(f"{folder} holds no run with at least one step (metrics.jsonl).")
     first, *others = args.runs
     output = args.output or ("compared.png" if others else Path(first, "curves.png"))
-    several(by_seed(args.runs), output, args.x)
+    several(by_seed(args.runs), output, args.x, args.title)
     print(f"written: {output}")
 
 
