@@ -270,30 +270,29 @@ run with the rule finish, and ends those with the judge at the steps {steps}, wi
 """
 
 
+BARE = {"rule": "rule, β = 0", "judge": "judge, β = 0"}  # runs without KL term and stop
+
+
 def picture(result, folder):
     """Both pictures."""
     draw_runs(result, folder / "judge.png")
     draw_stop(result, folder / "judge_stop.png")
 
 
-def of_seeds(row, name):
-    """A curve of each seed, against the steps."""
-    return [list(enumerate(values, 1)) for values in row[f"curve of {name}"]]
+def curves_of(runs, figure, names):
+    """The lines of a picture: the curves of the seeds of each of these runs."""
+    return {name: [list(enumerate(values, 1)) for values in runs[name][f"curve of {figure}"]]
+            for name in names}
 
 
 def draw_runs(result, output):
     """The reward of the judge and the true accuracy, at three β, beside the rule."""
     figure, (left, right) = panels(2, sharex=True)
-    runs, rewards, accuracies = by_name(result["runs"]), {}, {}
-    for beta in BETAS:
-        name = f"judge, β = {beta:g}"
-        rewards[name] = of_seeds(runs[name], "reward")
-        accuracies[name] = of_seeds(runs[name], "accuracy")
-    accuracies["rule, β = 0"] = of_seeds(runs["rule, β = 0"], "accuracy")
-    curves(left, rewards, title="What the judge pays rises", xlabel="step",
-           ylabel="logit of the judge")
-    curves(right, accuracies, title="The true accuracy falls, but not with β = 0.5", xlabel="step",
-           ylabel="accuracy", ylim=(0, 1))
+    runs, judged = by_name(result["runs"]), [f"judge, β = {beta:g}" for beta in BETAS]
+    curves(left, curves_of(runs, "reward", judged), title="What the judge pays rises",
+           xlabel="step", ylabel="logit of the judge")
+    curves(right, curves_of(runs, "accuracy", [*judged, BARE["rule"]]), xlabel="step", ylim=(0, 1),
+           ylabel="accuracy", title="The true accuracy falls, but not with β = 0.5")
     for row in result["stops"][: len(STOPS)]:
         right.plot(row["steps"]["values"], row["held-out"]["values"], "o", color=INK, zorder=4)
     save(figure, output, f"means of {WINDOW} steps; {BAND}; dots: --stop_kl with β = 0, "
@@ -303,14 +302,13 @@ def draw_runs(result, output):
 def draw_stop(result, output):
     """Left: the KL that the stop looks at. Right: what each X keeps."""
     figure, (left, right) = panels(2)
-    runs, stops, kls, kept = by_name(result["runs"]), all_stops(result), {}, {}
-    for reward in ("rule", "judge"):
-        whole = runs[f"{reward}, β = 0"]
-        kls[reward] = of_seeds(whole, "kl")
-        of_X = [stops[f"{reward}, X = {X:g}"]["held-out"] for X in STOPS]
-        kept[reward] = across([*of_X, whole["held-out"]])
+    runs, stops, kept = by_name(result["runs"]), all_stops(result), {}
+    kls = curves_of(runs, "kl", BARE.values())
     for X in STOPS:
         kls[f"X = {X:g}"] = [[(0, X), (128, X)]]
+    for reward, name in BARE.items():
+        of_X = [stops[f"{reward}, X = {X:g}"] for X in STOPS]
+        kept[reward] = across([row["held-out"] for row in (*of_X, runs[name])])
     curves(left, kls, title="A healthy run crosses every X as well", xlabel="step",
            ylabel=f"KL to the base, mean of {WINDOW} steps", yscale="log", ylim=(0.005, 5))
     curves(right, kept, marker="o", title="X = 0.2 saves the hacked run, X = 0.4 does not",

@@ -239,29 +239,22 @@ TITLES = {  # what the panels show
 def picture(result, folder):
     """Accuracy against seconds in two panels, and the seconds to an accuracy."""
     name, rows = result["study"], result["rows"]
-    figure, (left, middle, right) = panels(3, 5.6, width=18)
+    figure, axes = panels(3, 5.6, width=18)
     of_claim = [row for row in rows if row["name"] in CLAIM]
     others = [row for row in rows if row["name"] == "GRPO" or row not in of_claim]
-    for axis, own, title in zip((left, middle), (of_claim, others), TITLES[name]):
-        draw_curves(axis, own, title)
-    found = [{"name": row["name"], "reached": to_accuracy(row)} for row in rows]
+    for axis, own, title in zip(axes, (of_claim, others), TITLES[name]):
+        curves(axis, {row["name"]: row["curves"] for row in own}, height=2, title=title,
+               xlabel="CPU seconds of training", ylabel="accuracy, sampled (moving mean)",
+               xlim=(0, AT[-1]), ylim=(0, 0.85))
+    found = []
+    for row in rows:
+        values = [seconds or AT[-1] for seconds in reached(row)]
+        spread = {"mean": median(values), "std": 0, "values": values}
+        found.append({"name": row["name"], "reached": spread})
     found.sort(key=lambda row: row["reached"]["mean"])
-    dots(right, found, "reached", TITLES[name][2])
+    dots(axes[2], found, "reached", TITLES[name][2])
     save(figure, folder / f"{name}.png", "line: mean of the seeds; band: lowest to highest; "
          f"dots: seeds, their median, and at {AT[-1]} s those that are too late")
-
-
-def draw_curves(axis, rows, title):
-    """Accuracy against seconds."""
-    lines = {row["name"]: row["curves"] for row in rows}
-    curves(axis, lines, height=2, title=title, xlabel="CPU seconds of training",
-           ylabel="accuracy, sampled (moving mean)", xlim=(0, AT[-1]), ylim=(0, 0.85))
-
-
-def to_accuracy(row):
-    """The seconds to an accuracy, as `dots` draws them."""
-    values = [seconds or AT[-1] for seconds in reached(row)]
-    return {"mean": median(values), "std": 0, "values": values}
 
 
 def main(argv):

@@ -10,7 +10,6 @@ highest.
 """
 
 import argparse
-import json
 import math
 import re
 import sys
@@ -68,6 +67,7 @@ WORDS = {  # of a row: what the pictures call it
     "deepseek_v32": "DeepSeek-V3.2", "ppo": "PPO", "gspo + cppo": "GSPO + CPPO",
     "grpo + nat": "GRPO + NAT", "cppo + nat": "CPPO + NAT", "1 passes": "1 pass",
 }
+ACCURACIES = ("greedy", "sampled")
 STEP = 0.062  # from the name of a line to the next one, in heights of a panel
 BAND = "line and band: mean, lowest and highest of the seeds"
 
@@ -125,15 +125,13 @@ def name_lines(axis, lines):
     """Write the names of lines to the right of a panel, one below the other, each joined to the
     height of its line's end. lines: {name: line}."""
     axis.get_ylim()  # now the limits are known
-    places = axis.transScale + axis.transLimits
+    places, height = axis.transScale + axis.transLimits, -1.0
     ends = {name: places.transform((0, line.get_ydata()[-1]))[1] for name, line in lines.items()}
-    height = -1.0
-    for i, name in enumerate(sorted(ends, key=ends.get)):
-        highest = 0.97 - STEP * (len(ends) - 1 - i)
-        height = min(max(ends[name], height + STEP, 0.03), highest)
+    for left, name in zip(range(len(ends))[::-1], sorted(ends, key=ends.get)):
+        height = min(max(ends[name], height + STEP, 0.03), 0.97 - STEP * left)
         own, style = lines[name].get_color(), lines[name].get_linestyle()
         joint = {"arrowstyle": "-", "color": own, "linestyle": style, "linewidth": 2,
-                 "relpos": (0, 0.5), "shrinkA": 4, "shrinkB": 0}
+                 "relpos": (0, 0.5)}
         axis.annotate(name, (1.01, ends[name]), (1.07, height), "axes fraction", va="center",
                       color=of_text(own), arrowprops=joint)
 
@@ -156,7 +154,7 @@ def name_rows(axis, rows):
 
 def of_seed(row, key, value):
     """The colour of one seed: FAILS if it has learned nothing."""
-    accuracy = value if key in ("greedy", "sampled") else row.get("sampled", {"mean": 1})["mean"]
+    accuracy = value if key in ACCURACIES else row.get("sampled", {"mean": 1})["mean"]
     return FAILS if accuracy < LEARNED else colour(row["name"])
 
 
@@ -172,12 +170,12 @@ def dots(axis, rows, key, title, left=None):
         if left is not None and mean < left:
             axis.text(left, y, f" ◂ {mean:.2f}", color=colours[0], va="center")
             continue
-        most = 1.0 if key in ("greedy", "sampled") else math.inf  # an accuracy
-        axis.plot([mean - std, min(mean + std, most)], [y, y], color="#c3cad2", linewidth=5)
+        above = min(std, 1 - mean) if key in ACCURACIES else std
+        axis.errorbar(mean, y, xerr=[[std], [above]], fmt="|", color="black", markersize=13,
+                      ecolor="#c3cad2", elinewidth=5, zorder=1)
         axis.scatter(values, [y] * len(values), color=colours, s=42, alpha=0.85, zorder=2)
-        axis.plot([mean], [y], "|", color="black", markersize=13)
     axis.set(title=title, xlabel=LABELS.get(key, key))
-    axis.set_xlim(left=0 if LABELS.get(key, "").startswith("seconds") else left)
+    axis.set_xlim(left=0 if "seconds" in LABELS.get(key, "") else left)
     name_rows(axis, rows)
 
 
@@ -354,7 +352,7 @@ def by_seed(folders):
         options = options_of(folder) if (folder / "run.json").is_file() else {"run": str(folder)}
         same = {name: value for name, value in options.items()
                 if name not in ("seed", "output_dir", "resume", "recipe")}
-        groups.setdefault(json.dumps(same, sort_keys=True), []).append(folder)
+        groups.setdefault(str(same), []).append(folder)
     return {name_of(group): group for group in groups.values()}
 
 
