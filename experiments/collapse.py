@@ -27,7 +27,7 @@ import train
 from engine.base import files
 from engine.run.command_line import parse, run_program
 from experiments.library.bench import heading, pm
-from experiments.library.plot import OTHER, across, curves, panels, save
+from experiments.library.plot import OTHER, TINT, across, colour, curves, panels, save
 from experiments.library.study import (
     Options,
     Study,
@@ -180,17 +180,22 @@ HALVES = {  # the two panels: what they show, and the rows besides the bare sett
 }
 
 
+def look(guard):
+    """The guards that do not help are pale."""
+    return TINT if guard in (GRADIENT_CLIP, "KL, β = 0.04") else colour(guard)
+
+
 def picture(result, folder):
     figure, axes = panels(2, 6.4, sharey=True)
     rows, answer = by_name(result["rows"]), result["answer"]
     base = rows["bare, 0.0001"]["base"]["mean"]
     for axis, (title, guards) in zip(axes, HALVES.items()):
         axis.axhline(base, color=OTHER, linewidth=1, linestyle=":")
-        axis.text(0, base - 0.01, "the base", va="top", color=OTHER, fontsize=11)
+        axis.text(0, base - 0.01, "the base", va="top", color=OTHER)
         lines = {}
         for guard in ("bare", *guards):
             lines[guard] = across([rows[f"{guard}, {rate}"]["sampled"] for rate in RATES])
-        curves(axis, lines, marker="o", title=title, xlabel="learning rate", ylim=(0, 1),
+        curves(axis, lines, look=look, marker="o", title=title, xlabel="learning rate", ylim=(0, 1),
                xticks=range(6), xticklabels=RATES)
     axes[0].set_ylabel("sampled accuracy after training: mean and range of 3 seeds")
     save(figure, folder / "collapse.png", f"a collapsed run answers {answer['question']} (right: "

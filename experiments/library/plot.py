@@ -10,7 +10,6 @@ highest.
 """
 
 import argparse
-import math
 import re
 import sys
 from itertools import accumulate
@@ -37,9 +36,9 @@ AXES = {  # what may stand on the x axis: (metric of a step that is added up, la
 }
 # The colours of all pictures. GRPO is grey. CPPO is blue, and nothing else is. What fails is warm.
 # All else is ink, or a tint of it
-INK, OTHER = "#1d2733", "#4a535d"
+INK, OTHER, TINT = "#1d2733", "#4a535d", "#98a2ae"
 PHASES = {  # of a step, and their tints
-    "generate": "#c9ced5", "score": OTHER, "logprobs": "#e3e6ea", "update": "#98a2ae",
+    "generate": "#c9ced5", "score": OTHER, "logprobs": "#e3e6ea", "update": TINT,
     "other": "#f2f4f6",
 }
 # CPPO: the less it prunes, the paler
@@ -48,7 +47,7 @@ PALER = {"P=0.5": "#a3bcd9", "P=0.75": "#6c93c0", "P=0.875": CPPO, "P=0.9375": "
 OF_CPPO = ("cppo", "p=", "largest_abs", "1/|o|, largest", "token mean, pooled", "both", "published",
            "as published")
 FAILING = ("bare", "judge", "wrong", "trained on results")  # words in the names of what fails
-PALE = (GRPO, PALER["P=0.5"], PALER["P=0.75"])  # text in them has less than 4.5 : 1 on white
+PALE = (GRPO, TINT, PALER["P=0.5"], PALER["P=0.75"])  # text in them has less than 4.5 : 1 on white
 STYLES = ["-", "--", ":", "-."]
 MAIN = ("GRPO", "P=0.875")  # of Table 1
 LEARNED = 0.55  # accuracy of a toy that has learned something; the base: 0.39 greedy, 0.43 sampled
@@ -224,12 +223,12 @@ def bars(axis, rows, title=""):
 # --- curves. A curve is a list of points (x, …, y, …) ---
 
 
-def band(axis, curves, column, color, style="-", width=2.5, until=math.inf, height=2):
-    """The mean over the seeds as a line, up to x = `until`; their range as a band. Returns the
-    line. curves: of each seed. column, height: which numbers of a point are x and y."""
+def band(axis, curves, column, color, style="-", width=2.5, height=2):
+    """The mean over the seeds as a line, their range as a band. Returns the line. curves: of each
+    seed. column, height: which numbers of a point are x and y."""
     seeds = [np.array(sorted((p[column], p[height]) for p in points)).T for points in curves]
     ends = np.unique(np.concatenate([xs for xs, _ in seeds]))
-    grid = ends.clip(max(xs[0] for xs, _ in seeds), min(until, *(xs[-1] for xs, _ in seeds)))
+    grid = ends.clip(max(xs[0] for xs, _ in seeds), min(xs[-1] for xs, _ in seeds))
     values = np.array([np.interp(grid, xs, ys) for xs, ys in seeds])
     axis.fill_between(grid, values.min(0), values.max(0), color=color, alpha=0.12, linewidth=0)
     return axis.plot(grid, values.mean(0), color=color, linestyle=style, linewidth=width)[0]
@@ -257,12 +256,10 @@ def course(rows, output, titles):
     """How metrics change: in the first step, then in each quarter of the run. titles: {metric:
     title of its panel}"""
     figure, axes = panels(len(titles), 4.4)
+    at = 0, 1 / 8, 3 / 8, 5 / 8, 7 / 8
     for axis, (metric, title) in zip(axes, titles.items()):
-        lines = {}
-        for row in rows:
-            values = row["course"][metric]
-            if any(values):  # else the row has no such figure
-                lines[row["name"]] = [list(zip((0, 1 / 8, 3 / 8, 5 / 8, 7 / 8), values))]
+        values = {row["name"]: row["course"][metric] for row in rows}
+        lines = {name: [list(zip(at, of))] for name, of in values.items() if any(of)}
         curves(axis, lines, named=axis is axes[-1], title=title, xlabel="share of the run")
     save(figure, output, "first step, then the mean of each quarter; mean of the seeds")
 
@@ -280,7 +277,7 @@ def time_to_accuracy(rows, output):
         axis.axhline(0.85, color="#c3cad2", linewidth=1, zorder=0)
         for i, row in enumerate(rows):
             own, main = colour(row["name"]), row["name"] in MAIN
-            band(axis, row["curves"], column, own, width=3 if main else 1.6, until=end)
+            band(axis, row["curves"], column, own, width=3 if main else 1.6)
             name = in_words(row["name"]).replace("P =", "CPPO, P =")
             if row[key]:  # else 0.85 was not reached
                 axis.plot(row[key], 0.85, "o", color=own, markersize=9 if main else 5, zorder=5)
@@ -327,15 +324,22 @@ def colour_of(folder, runs):
                      for part in (slice(2), slice(-4, None)))
     if after < before + 0.05:
         return FAILS
-    path = Path(folder, "run.json")
-    return colour(options_of(folder)["algorithm"] if path.is_file() else "")
+    return colour(known_of(folder)["algorithm"])
+
+
+def known_of(folder):
+    """The options of a run, if it has kept them."""
+    if Path(folder, "run.json").is_file():
+        return options_of(folder)
+    return {"algorithm": "", "run": str(folder)}
 
 
 def points(run, metric, x):
     """[(x, a metric's mean over a twentieth of the run)], of the steps that have this metric."""
     ends = accumulate(row[AXES[x][0]] for row in run)
     found = [(end, row[metric]) for end, row in zip(ends, run) if row.get(metric) is not None]
-    return list(zip([end for end, _ in found], smooth([value for _, value in found])))
+    ends, values = zip(*found)
+    return list(zip(ends, smooth(values)))
 
 
 def mean_phases(runs):
@@ -349,9 +353,7 @@ def by_seed(folders):
     first folder, without its number if there are several."""
     groups = {}
     for folder in map(Path, folders):
-        options = options_of(folder) if (folder / "run.json").is_file() else {"run": str(folder)}
-        same = {name: value for name, value in options.items()
-                if name not in ("seed", "output_dir", "resume", "recipe")}
+        same = known_of(folder) | dict.fromkeys(("seed", "output_dir", "resume", "recipe"))
         groups.setdefault(str(same), []).append(folder)
     return {name_of(group): group for group in groups.values()}
 

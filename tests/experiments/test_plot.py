@@ -83,7 +83,6 @@ def test_a_band_is_the_mean_and_the_range_where_all_seeds_have_points():
     area = axis.collections[0].get_paths()[0].vertices
     assert line.get_xdata().tolist() == [1, 1, 2, 2] and line.get_ydata().tolist() == [2, 2, 3, 3]
     assert (area[:, 1].min(), area[:, 1].max()) == (1, 4)
-    assert plot.band(axis, of_seeds, 0, "k", height=1, until=1).get_xdata()[-1] == 1
 
 
 @pytest.mark.parametrize("name, colour", [
