@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
 
+from algorithms import ALGORITHMS
 from engine.base import files, progress
 from engine.base.errors import UserError
 from engine.run import metrics
@@ -56,15 +57,13 @@ LABELS = {
     "reached": "seconds to an accuracy of 0.5",
     "length": "tokens of a completion", "kl_to_base": "KL to the base (nats per completion)",
 }
-WORDS = {  # of a row: what the pictures call it
+WORDS = {  # of a row: what the pictures call it. Other algorithms have capital letters
     "largest_abs": "largest |A|", "smallest_abs": "smallest |A|", "largest": "largest A",
-    "pooled": "largest |A| of the step", "unbiased": "drawn, unbiased",
-    "grpo": "GRPO", "2grpo": "2-GRPO", "cppo": "CPPO", "cppo_published": "CPPO, published code",
-    "drgrpo": "Dr. GRPO", "dapo": "DAPO", "cispo": "CISPO", "sapo": "SAPO", "rloo": "RLOO",
-    "lite_ppo": "Lite PPO", "maxrl": "MaxRL", "gspo": "GSPO", "gspo_token": "GSPO-token",
-    "gfpo": "GFPO", "gfpo_adaptive": "GFPO, adaptive k", "gdpo": "GDPO", "pods": "PODS",
-    "deepseek_v32": "DeepSeek-V3.2", "ppo": "PPO", "gspo + cppo": "GSPO + CPPO",
-    "grpo + nat": "GRPO + NAT", "cppo + nat": "CPPO + NAT", "1 passes": "1 pass",
+    "pooled": "largest |A| of the step", "unbiased": "drawn, unbiased", "2grpo": "2-GRPO",
+    "cppo_published": "CPPO, published code", "drgrpo": "Dr. GRPO", "lite_ppo": "Lite PPO",
+    "maxrl": "MaxRL", "gspo_token": "GSPO-token", "gfpo_adaptive": "GFPO, adaptive k",
+    "deepseek_v32": "DeepSeek-V3.2", "gspo + cppo": "GSPO + CPPO", "grpo + nat": "GRPO + NAT",
+    "cppo + nat": "CPPO + NAT", "1 passes": "1 pass",
 }
 ACCURACIES = ("greedy", "sampled")
 STEP = 0.062  # from the name of a line to the next one, in heights of a panel
@@ -85,7 +84,8 @@ def styles(colours):
 
 def in_words(name):
     """The name of a row, as a reader says it: "largest_abs, P=0.5" is "largest |A|, P = 0.5"."""
-    parts = [WORDS.get(part, part) for part in name.split(", ")]
+    parts = [WORDS.get(part) or (part.upper() if part in ALGORITHMS else part)
+             for part in name.split(", ")]
     return ", ".join(parts).replace("P=", "P = ").replace("G=", "G = ")
 
 
