@@ -1,4 +1,5 @@
-"""Builds the site: the live page, the explorer, the notebooks and all other pages, as HTML.
+"""Builds the site: the pages to play with, the notebooks and all other pages, as HTML. It loads
+nothing from a network: formulas become MathML.
 
     python docs/publish.py FOLDER
 
@@ -16,22 +17,33 @@ import sys
 from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
 
+from latex2mathml.converter import convert
 from nbconvert import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from pygments.formatters import HtmlFormatter
 
 ROOT = Path(__file__).resolve().parents[1]
-LIVE = "docs/live.html"  # the site's first page
+FIRST = "docs/you.html"  # the site's first page
 
-HOME = {  # a page, and what the line at the top of every page calls it
-    LIVE: "home", ".": "code", "docs/reading.md": "papers", "docs/README.md": "all pages",
+# the line at the top of every page: {language: {what it says: where it leads}}
+BARS = {
+    "en": {
+        "play": FIRST, "learn": "docs/README.md#learn", "believe": "docs/README.md#believe",
+        "use": "docs/README.md#use", "compare": "docs/README.md#compare",
+        "teach": "docs/README.md#teach", "code": ".",
+    },
+    "zh": {
+        "玩": f"{FIRST}#lang=zh", "学": "docs/zh/README.md#学", "信": "docs/zh/README.md#信",
+        "用": "docs/zh/README.md#用", "比": "docs/zh/README.md#比", "教": "docs/zh/README.md#教",
+        "代码": ".",
+    },
 }  # fmt: skip
-HOME_IN_CHINESE = {
-    LIVE: "首页", ".": "代码", "docs/reading.md": "论文", "docs/zh/README.md": "全部页面",
-}  # fmt: skip
-BAR = '<nav style="display: flex; flex-wrap: wrap; gap: 4px 20px; margin-bottom: 14px">{}</nav>'
-MATH = """<script>MathJax = { tex: { inlineMath: [["$", "$"]] } };</script>
-<script src="https://cdn.jsdelivr.net/npm/mathjax@3/es5/tex-chtml.js" async></script>"""
+BAR_STYLE = """<style>
+.bar { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 0 0 8px; font-size: 15px; }
+.bar a { color: inherit; }
+:root[lang=zh] .bar[lang=en], :root:not([lang=zh]) .bar[lang=zh] { display: none; }
+</style>
+"""
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2733; --line: #d6dbe1; --paper: #fff; --tint: #f3f5f7; --link: #1d4f8f; }
 @media (prefers-color-scheme: dark) {
@@ -56,7 +68,8 @@ th, td { padding: 4px 10px; border: 1px solid var(--line); text-align: left; }
 summary { cursor: pointer; color: var(--link); }
 hr { border: 0; border-top: 1px solid var(--line); }
 .prompt { display: none; }
-mjx-container { max-width: 100%; overflow-x: auto; overflow-y: hidden; }
+math { font-size: 1.08em; }
+.formula { display: block; margin: 1em 0; overflow-x: auto; overflow-y: hidden; }
 """  # noqa: E501
 PAGE = """<!doctype html>
 <html lang="{lang}">
@@ -68,7 +81,6 @@ PAGE = """<!doctype html>
 <style>
 {style}
 </style>
-{math}
 </head>
 <body>
 <main>
@@ -106,14 +118,30 @@ def text_of(source):
         body, _ = exporter.from_filename(ROOT / source)
     else:
         body = from_markdown(text)
-    without_code = re.sub(r"<(pre|code)\b.*?</\1>", "", body, flags=re.DOTALL)
     return PAGE.format(
         lang="zh" if is_chinese(source) else "en",
         title=re.search(r"<h1[^>]*>([^<]*)", body)[1],
         style=colours_of_code() + STYLE,
-        math=MATH if "$" in without_code else "",
-        body=body,
+        body=FORMULAS.sub(formula, body),
     )
+
+
+# code, which stays as it is; $$a formula$$; $a formula$. In "$18, not $20" there is none
+FORMULAS = re.compile(
+    r"<(pre|code)\b.*?</\1>|\$\$([^$<]+)\$\$|(?<!\w)\$(?!\s)([^$<]+)(?<!\s)\$(?!\w)", re.DOTALL
+)
+
+
+def formula(found):
+    """MathML in place of TeX."""
+    _, block, inline = found.groups()
+    if not (block or inline):
+        return found[0]
+    display = "block" if block else "inline"
+    made = convert(html.unescape(block or inline), display=display)
+    made = made.replace("\\", "")  # it leaves the one of \_ in a text
+    made = made.replace("<mi>log</mi>", '<mi>log</mi><mspace width="0.17em" />')
+    return f'<span class="formula">{made}</span>' if block else made
 
 
 def from_markdown(text):
@@ -152,12 +180,20 @@ def other_language(source):
     return twin if is_chinese(twin) and twin in PAGES else "README.zh.md"
 
 
-def home(source):
-    """The line at the top of a page."""
-    links = dict(HOME_IN_CHINESE if is_chinese(source) else HOME)
-    links[other_language(source)] = "English" if is_chinese(source) else "中文"
+def bar(source):
+    """The line at the top of a page. A page of HTML has both languages, and its own switch."""
     top = relpath(".", dirname(source) or ".")
-    return BAR.format("".join(f'<a href="{top}/{page}">{name}</a>' for page, name in links.items()))
+    made = ""
+    for language, links in BARS.items():
+        if source.endswith(".html"):
+            own = links
+        elif is_chinese(source) == (language == "zh"):
+            own = links | {"English" if is_chinese(source) else "中文": other_language(source)}
+        else:
+            continue
+        words = "".join(f'<a href="{top}/{page}">{name}</a>' for name, page in own.items())
+        made += f'<nav class="bar" lang="{language}">{words}</nav>\n'
+    return made
 
 
 def address(link, source, folder):
@@ -178,6 +214,8 @@ def address(link, source, folder):
         return (ROOT / target).as_uri()
     if target == ".":
         return f"https://github.com/{repository}"
+    if target.startswith("../"):  # of the repository on GitHub, as its deployments
+        return f"https://github.com/{repository}/{target.removeprefix('../../')}"
     kind = "tree" if (ROOT / target).is_dir() else "blob"
     return f"https://github.com/{repository}/{kind}/main/{target}{mark}{anchor}"
 
@@ -188,8 +226,12 @@ def publish(source, folder):
         return f'{found[1]}="{address(found[2], source, folder)}"'
 
     text = text_of(source)
-    if "<nav" not in text:
-        text = text.replace("<body>", f"<body>\n{home(source)}", 1)
+    if repository := os.environ.get("GITHUB_REPOSITORY"):
+        text = text.replace("github.com/OWNER/NAME", f"github.com/{repository}")
+    # a page of HTML has links of its own, for those who open it from a clone
+    text = re.sub(r'(<nav id="links">).*?(?=<fieldset|<div|</nav>)', r"\1", text, flags=re.DOTALL)
+    text = text.replace("</head>", f"{BAR_STYLE}</head>", 1)
+    text = text.replace("<body>", f"<body>\n{bar(source)}", 1)
     file = folder / PAGES[source]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(re.sub(r'\b(href|src)="([^"]*)"', led, text), encoding="utf-8")
@@ -198,7 +240,7 @@ def publish(source, folder):
 def build(folder):
     for source in PAGES:
         publish(source, folder)
-    shutil.copy(folder / PAGES[LIVE], folder / "index.html")
+    shutil.copy(folder / PAGES[FIRST], folder / "index.html")
 
 
 def main(argv):

@@ -244,21 +244,19 @@ def see_nano(step, number, model, reference, optimizer, tokenizer, task, reward,
     if not inside["nonzero"]:
         raise UserError(f"step {number} of nano.py has nothing to learn from: in each question all "
                         "completions have the same reward. Name another --step.")
-    rows, rewards, updates = inside["rows"], inside["scores"].flatten(), []
+    rows, rewards, updates = inside["rows"], inside["scores"].flatten().cpu(), []
     each = iter(values_of_losses(calls, nano.BETA))
     for _ in range(nano.MU):  # each goes through all micro-batches
         own = Update([], {})
         for i in inside["micro_batches"]:
             own.add(rows[i].tolist(), inside["m"][i], next(each), before.shape)
         updates.append(own)
-    weights = calls[grpo.sequence_mean_weights][0].line
-    lines = lines_of(NANO, lines_of_loss(calls, weights))
+    lines = lines_of(NANO, lines_of_loss(calls, calls[grpo.sequence_mean_weights][0].line))
     about = {"command": "python nano.py", "step": number, "beta": nano.BETA, "clip": True,
              "weight": "1 / (N |o_i|)"}
     tokens, mask, advantages = inside["completions"], inside["mask"], inside["advantages"].flatten()
-    return Seen(about, lines, questions, tokens.cpu(), mask.cpu(), rewards.cpu(),
-                rewards.cpu() > 0, advantages.cpu(), rows.tolist(), updates, before, after, model,
-                tokenizer)
+    return Seen(about, lines, questions, tokens.cpu(), mask.cpu(), rewards, rewards > 0,
+                advantages.cpu(), rows.tolist(), updates, before, after, model, tokenizer)
 
 
 # --- a run of train.py ---
@@ -459,12 +457,13 @@ def completion_of(seen, row):
 
 def page_data(seen, number=None):
     """What the page of a step shows of one question. number: of the question, from 1. None: of that
-    of the kept completion in which the most tokens moved."""
+    of the kept completion in which the most tokens moved. tokens: how many have a gradient. moved:
+    how many of these moved."""
     Q = len(seen.questions)
     G = len(seen.tokens) // Q
-    moved = ((seen.after - seen.before).abs() > MOVED).sum(1)
-    first = max(seen.rows, key=lambda row: moved[row].item())
-    number = number or first // G + 1
+    pushed = sum(one.values["gradient"].nan_to_num().abs() for one in seen.updates) > 0
+    moved = (pushed & ((seen.after - seen.before).abs() > MOVED)).sum(1).tolist()
+    number = number or moved.index(max(moved)) // G + 1
     if number > Q:
         raise UserError(f"--question must lie in 1 … {Q}, not {number}: the step has {Q} "
                         "questions.")
@@ -476,7 +475,7 @@ def page_data(seen, number=None):
                         "tokens": int(seen.mask[one.rows].sum())})
     return seen.about | {
         "number": number, "questions": Q, "group": G, "trained": len(seen.rows),
-        "tokens": int(seen.mask.sum()), "moved": int(moved.sum()), "least": MOVED,
+        "tokens": int(pushed.sum()), "moved": sum(moved), "least": MOVED,
         "updates": updates, "lines": seen.lines,
         "question": question["question"], "answer": question["answer"],
         "completions": different(seen, range((number - 1) * G, number * G)),
@@ -512,8 +511,8 @@ def main(argv):
     seen = step_of_run(run_dir) if run_dir else step_of_nano(options.step or 13)
     data = page_data(seen, options.question)
     Path("step.html").write_text(page_of(data), encoding="utf-8")
-    print(f"step.html: question {data['number']} of step {data['step']}. Of the step's "
-          f"{data['tokens']} tokens {data['moved']} moved by more than {MOVED}.")
+    print("step.html: question {number} of step {step}. The step pushed {tokens} tokens, and "
+          "{moved} of them moved by more than {least}.".format(**data))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""The JavaScript of docs/live and docs/explorer.html in node, for the tests that compare it with
-the project's Python."""
+"""The JavaScript of docs/live in node, for the tests that compare it with the project's Python."""
 
 import base64
 import json
@@ -11,8 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn.utils.rnn import pad_sequence
 
+from engine.model.contract import Completions
 from engine.model.loading import load_model
+from engine.model.logprobs import completion_mask
 from tasks import toy
 
 LIVE = Path(__file__).parents[1] / "docs" / "live"
@@ -24,7 +26,6 @@ PROGRAM = """
 const vm = require("vm");
 const { script, code, data } = JSON.parse(require("fs").readFileSync(0));
 Object.assign(globalThis, { given: data, bytes: Buffer.from(data.base64 ?? "", "base64") });
-Object.assign(globalThis, { URLSearchParams, navigator: { language: "en" } });
 vm.runInThisContext(script);
 console.log(JSON.stringify(vm.runInThisContext(`(() => {${code}})()`)));
 """
@@ -35,13 +36,12 @@ def script_of_live():
     return "".join((LIVE / f"{name}.js").read_text() for name in FILES)
 
 
-def run_js(code, script=None, **data):
-    """What the body of a function returns in node, after a script has run: that of docs/live, or
-    this one.
+def run_js(code, **data):
+    """What the body of a function returns in node, after the script of docs/live has run.
 
     data: what the code sees as `given`. The page's weights are `bytes`, if base64 is given.
     """
-    given = json.dumps({"script": script or script_of_live(), "code": code, "data": data})
+    given = json.dumps({"script": script_of_live(), "code": code, "data": data})
     done = subprocess.run([NODE, "-e", PROGRAM], input=given, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -82,3 +82,12 @@ def model_of_page():
 def flat(named):
     """The tensors of {name: tensor} in the order of the page's file, one after the other."""
     return torch.cat([named[name].flatten() for name, _ in tensors()])
+
+
+def completions_of(texts, tokenizer):
+    """The Completions that the page has sampled. One of fewer than 48 tokens has ended."""
+    rows = [tokenizer.encode(text) + [tokenizer.eos_token_id] for text in texts]
+    tokens = pad_sequence([torch.tensor(row[:48]) for row in rows], batch_first=True)
+    lengths = torch.tensor([min(len(row), 48) for row in rows])
+    mask = completion_mask(tokens, lengths)
+    return Completions(tokens, lengths, lengths < 0, torch.zeros(tokens.shape), mask)

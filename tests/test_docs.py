@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from conformance.compare import MODULES
+from docs import speedups
 from engine.run.command_line import flat
 from engine.run.config import Config
 from experiments.library.study import by_name
@@ -104,6 +105,8 @@ def test_reading_has_every_function_of_the_paper():
 
 # --- links ---
 
+ELSEWHERE = "https://|../../deployments"  # on GitHub: where the site is published
+
 
 def anchors(path):
     """The places in a file that a link may name: GitHub's names of the headings; in a notebook,
@@ -116,7 +119,7 @@ def anchors(path):
 
 @pages
 def test_links_lead_somewhere(page):
-    for link in re.findall(r"\]\((?!https://)([^)\s]*)\)", FENCED.sub("", page.read_text())):
+    for link in re.findall(rf"\]\((?!{ELSEWHERE})([^)\s]*)\)", FENCED.sub("", page.read_text())):
         name, _, anchor = link.partition("#")
         path = (page.parent / name).resolve() if name else page
         assert path.exists() and path.is_relative_to(ROOT), link
@@ -224,6 +227,31 @@ def test_the_first_screen_of_the_results_says_what_the_tables_say():
     repeat = ahead(again["CPPO, P=0.75"], again["GRPO"], "sampled 240", digits=3)
     assert f"only {repeat} in a repeat" in first
     assert re.findall(r"^- .* \*\*([\d.].*)\*\* ", first, re.MULTILINE) == numbers
+
+
+def test_the_bars_of_the_readmes_picture_are_what_was_stored():
+    """Each ratio again, from the seconds of what is compared; and the README has no other."""
+    def faster(slow, fast):
+        return median(a / b for a, b in zip(slow["seconds"]["values"], fast["seconds"]["values"]))
+
+    gpu = json.loads((ROOT / "experiments/results/gpu.json").read_text())["parts"]["protocol"]
+    grpo, together, *_, usual, most = [row["a question, s"] for row in gpu["rows"]]
+    prompts = (ROOT / "experiments/results/vs_trl_prompt150.md").read_text()
+    ms = re.findall(r"^\| ours.* \| ([\d.]+) \(.*?\) \| .*? \|$", prompts, re.MULTILINE)
+    real = (ROOT / "experiments/results/real.md").read_text()
+    seeds = re.findall(r"^\| (?:GRPO|CPPO, P=0.75) \| .* \| (\d+ · .*) \|$", real, re.MULTILINE)
+    half = [median(map(int, of_seeds.split(" · "))) for of_seeds in seeds]
+    pairs = [
+        (23393, 2813), (grpo, most), (grpo, usual), (together, usual),
+        (faster(TABLE1[0], TABLE1[4]), 1), (faster(TABLE1[0], TABLE1[3]), 1), (fair_speedup(), 1),
+        [row["seconds_to_85"] for row in CONTROLS[:2]], (16.052, 10.412), ms, half,
+        [row["completions_to_85"] for row in CONTROLS[:2]],
+    ]
+    expected = [float(slow) / float(fast) for slow, fast in pairs]
+    assert [bar.times for bar in speedups.bars()] == pytest.approx(expected, rel=0.005)
+    found = README.split("## What we find")[1].split("|")[0]
+    said = [*expected[5:7], 1 / expected[11]]
+    assert re.findall(r"([\d.]+) times", found)[-3:] == [f"{times:.1f}" for times in said]
 
 
 def test_the_slides_advantages_are_those_of_the_function():

@@ -5,19 +5,19 @@ import random
 
 import pytest
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from algorithms import resolve
 from allocate import questions_per_step
 from cppo import keep_count, prune, prune_pooled
-from engine.model.contract import Completions, Sampling
-from engine.model.logprobs import Policy, completion_mask
+from engine.model.contract import Sampling
+from engine.model.logprobs import Policy
 from experiments.library import toy_model
 from records import Moment
 from rewards import format_reward, toy_accuracy
 from tests.examples import named
 from tests.live import (
     close,
+    completions_of,
     flat,
     model_of_page,
     needs_node,
@@ -135,19 +135,6 @@ def algorithm_of(method, steps, *, beta=None, mu=2, epsilon=0.2, **_):
         mu=mu, clip_low=epsilon, clip_high=epsilon)  # CPPO's P is 0.75
 
 
-def completions_of(step, tokenizer):
-    """What the sampler of the page has drawn in a step."""
-    rows = []
-    for row in rows_of(step):
-        ids = tokenizer.encode(row["text"])
-        end = [tokenizer.eos_token_id] * (row["length"] - len(ids))
-        assert len(end) <= 1
-        rows.append(torch.tensor(ids + end))
-    tokens, lengths = pad_sequence(rows, batch_first=True), torch.tensor([*map(len, rows)])
-    mask = completion_mask(tokens, lengths)
-    return Completions(tokens, lengths, lengths < 0, torch.zeros(tokens.shape), mask)
-
-
 @pytest.mark.parametrize("method", LANES)
 def test_two_steps_of_a_lane_are_two_steps_of_training(method):
     settings = LANES[method]
@@ -160,7 +147,8 @@ def test_two_steps_of_a_lane_are_two_steps_of_training(method):
         Policy(model.float(), temperature=temperature), tokenizer, lr=settings["lr"],
         beta=algorithm.beta)
     for number, step in enumerate(steps, 1):
-        drawn = completions_of(step, tokenizer)
+        drawn = completions_of([row["text"] for row in rows_of(step)], tokenizer)
+        assert drawn.lengths.tolist() == [row["length"] for row in rows_of(step)]
         networks.sampler.sample = lambda *_, drawn=drawn: drawn
         asked = [{"prompt": tokenizer.encode(group["question"]), "answer": group["answer"]}
                  for group in step["groups"]]

@@ -1,4 +1,5 @@
-"""docs/live.html: it is what docs/live/build.py makes, and in Chromium it learns, from file://.
+"""docs/live.html and docs/you.html are what docs/live/build.py makes. In Chromium live.html learns,
+from file://.
 
 The functions that train are tested elsewhere. Here a reader presses the page's buttons.
 """
@@ -23,14 +24,11 @@ SOURCES = ROOT / "docs" / "live"
 # --- the file ---
 
 
-def test_the_page_is_what_its_parts_make():
-    made = runpy.run_path(str(SOURCES / "build.py"))["page"]()
-    assert PAGE.read_text() == made, "stale: python docs/live/build.py"
-
-
-@pytest.mark.parametrize("name", ["live", "explorer"])
-def test_a_page_loads_nothing(name):
+@pytest.mark.parametrize("name", ["live", "you"])
+def test_a_page_is_what_its_parts_make_and_loads_nothing(name):
+    made = runpy.run_path(str(SOURCES / "build.py"))["page"](name)
     page = PAGE.with_stem(name).read_text()
+    assert page == made, "stale: python docs/live/build.py"
     loads = (r"https?:|\bsrc\s*=|@import|url\((?!#)|\bfetch\(|\bimport\b|importScripts|"
              "XMLHttpRequest")
     assert not re.search(loads, page)
@@ -38,21 +36,24 @@ def test_a_page_loads_nothing(name):
 
 # --- the words ---
 
-CHINESE = json.loads((SOURCES / "chinese.json").read_text())
+CODE = {"live": ("drawing.js", "page.js"), "you": ("page.js",)}
 
 
-def spoken_by_code():
+def spoken_by_code(name):
     """The templates of say`…` with {0}, {1}, …, as words.js makes them."""
-    code = "".join((SOURCES / name).read_text() for name in ("drawing.js", "page.js"))
+    code = "".join((SOURCES.with_name(name) / file).read_text() for file in CODE[name])
     for template in re.findall(r"say`((?:[^`$]|\$\{(?:[^{}`]|\{[^{}]*\})*\})*)`", code):
         parts = re.split(r"\$\{(?:[^{}`]|\{[^{}]*\})*\}", template)
-        yield "".join(part + f"{{{i}}}" for i, part in enumerate(parts[:-1])) + parts[-1]
+        key = "".join(part + f"{{{i}}}" for i, part in enumerate(parts[:-1])) + parts[-1]
+        yield " ".join(key.split())
 
 
-def test_each_sentence_of_the_code_has_a_chinese_one_with_the_same_values():
-    found = list(spoken_by_code())
-    assert len(found) > 20 and set(found) <= set(CHINESE)
-    for english, chinese in CHINESE.items():
+@pytest.mark.parametrize("name", CODE)
+def test_each_sentence_of_the_code_has_a_chinese_one_with_the_same_values(name):
+    of_page = json.loads((SOURCES.with_name(name) / "chinese.json").read_text())
+    found = list(spoken_by_code(name))
+    assert len(found) > 20 and set(found) <= set(of_page)
+    for english, chinese in of_page.items():
         values = re.compile(r"\{\d\}")
         assert sorted(values.findall(english)) == sorted(values.findall(chinese)), english
 
@@ -146,7 +147,7 @@ ROWS = """(lane => [...document.querySelectorAll(`#lane${lane} tbody tr`)].map(r
 ))"""
 LATIN = {
     "en", "zh", "English", "GRPO", "CPPO", "Dr", "JavaScript", "KL", "token", "think", "answer",
-    "completion", "question", "right", "answer_right",
+    "completion", "question", "right", "answer_right", "nano", "py", "notebook",
 }  # fmt: skip
 
 
@@ -175,10 +176,12 @@ def check_the_lanes(page, width):
         assert texts(page, "#other") == ["Show GRPO"] and sum(map(any, tops)) == 1
         page.click("#other")
         assert texts(page, "#other") == ["Show CPPO"]
-        assert page.run("document.documentElement.scrollHeight") <= 3500
+        assert page.run("document.documentElement.scrollHeight") <= 3700
 
 
 def check_the_languages(page, width):
+    sizes = "[...document.querySelectorAll('.tag')].map(tag => getComputedStyle(tag).fontSize)"
+    assert set(page.run(sizes)) == {"10px"}
     for lang in ("en", "zh"):
         page.click(f"[name=lang][value={lang}]")
         for stage in range(1, 7):
@@ -221,6 +224,35 @@ def test_one_step_at_a_time_each_stage_lies_in_the_window(opened, width, height)
     wait_for_steps(page, 2)
     rest(page, 0.5)
     assert page.run(STEPS) == [2, 2] and texts(page, "#lane1 tbody .from2") == []
+    assert page.problems() == []
+
+
+TWO_GROUPS = """(() => {
+  const [group] = lanes[1].result.groups;
+  const rewarded = (question, rewards, A) => {
+    const own = (reward, i) => ({ reward, advantage: A * (2 * reward - 1), kept: i < 2 });
+    const completions = rewards.map((r, i) => ({ ...group.completions[i], ...own(r, i) }));
+    return { question, answer: "1", completions };
+  };
+  const rewards = [[1, 1, 1, 1], [0, 1, 1, 0]];
+  lanes[1].result.groups = [rewarded("equal", rewards[0], 0), rewarded("half", rewards[1], 0.87)];
+  stage = 0;
+  draw();
+})()"""
+
+
+@pytest.mark.slow
+def test_a_question_whose_rewards_differ_is_shown_first_and_equal_ones_are_explained(opened):
+    page = opened(SMALL)
+    page.click("#one")
+    wait_for_steps(page, 1)
+    rest(page, 0.5)
+    page.run(TWO_GROUPS)
+    assert texts(page, "#lane1 .asked b") == ["half"]
+    assert "Of equal |A| the first ones are kept." in texts(page, "#lane1 .formulas")[0]
+    page.click("#next1")
+    assert texts(page, "#lane1 .asked b") == ["equal"]
+    assert "All rewards are equal, so every A is 0." in texts(page, "#lane1 .formulas")[0]
     assert page.problems() == []
 
 
@@ -305,10 +337,26 @@ def test_the_earlier_run_is_told_in_the_order_in_which_things_became_true(opened
     assert page.run("document.documentElement.scrollHeight") <= 420 and page.problems() == []
 
 
+def test_the_figures_that_the_page_quotes_are_measured():
+    page, results = (SOURCES / "page.html").read_text(), ROOT / "experiments" / "results"
+    start, later = (
+        [measured[f"1/|o|: k = 2: {name}"]["mean"] for name in ("cosine", "norm of the sum")]
+        for measured in json.loads((results / "claims.json").read_text())["advantage"])
+    assert f"gradients is {later[0]:.2f})" in page and f"half ({start[0]:.2f})" in page
+    # a mean over 2 of 16 completions counts each of them 8 times as much
+    assert f"point {8 * later[1]:.1f} and {8 * start[1]:.1f} times as far" in page
+    assert "GRPO takes 24.3 s to the dotted line, CPPO 23.8 s" in page
+    assert "23.8 and 24.3 s on average" in (results / "browser.md").read_text()
+
+
 def test_before_the_start_the_page_shows_the_earlier_run_of_these_settings(opened):
     curves = "document.querySelectorAll('polyline').length"
     page = opened("lang=en")
     assert page.run(curves) == 4 and "earlier run" in texts(page, "#story")[0]
+    assert "85 of 100 right" in page.run("$('accuracy').textContent")
+    phases = EARLIER[0]["phases"]
+    most = sum(phases.values()) / phases["sampling"]  # Amdahl's law
+    assert f"at most {most:.1f} times" in texts(page, "#bound")[0]
     assert "0 ms" not in texts(page, "#time b")
     for other in ("seed=2", "reward=short", "lr1=0.001"):
         follow(page, f"lang=en&{other}")
@@ -347,6 +395,7 @@ def test_a_reward_of_the_reader_and_space_that_starts_but_not_where_one_writes(o
         page.wait("problem.textContent", 10)
         assert texts(page, "#problem") == [sentence]
         page.wait("run.textContent === 'Start'", 5)
+        assert page.run("$('status').textContent") == ""  # nobody learns
     page.click("[name=lang][value=zh]")
     assert texts(page, "#problem") == ["奖励必须是有限的数，不能是 Infinity。"]
     write("completion.length")

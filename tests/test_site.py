@@ -1,6 +1,8 @@
 """The site that docs/publish.py builds: in Chromium every page opens, and no link of it is dead."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,23 +14,21 @@ from tests.browser import Browser, needs_chromium
 
 ROOT = Path(__file__).parent.parent
 PROJECT = "https://github.com/owner/name"
-MADE_BY_HAND = {"index.html", "live.html", "explorer.html", "step.html"}  # after # come settings
+MADE_BY_HAND = {"index.html", "you.html", "live.html", "step.html"}  # after # come settings
 SEEN = """(() => {
   const all = selector => [...document.querySelectorAll(selector)];
   return {
     title: document.title,
-    home: all("nav a").map(link => link.href),
+    bars: all(".bar").filter(bar => bar.offsetParent).length,
+    home: all(".bar a").map(link => link.href),
+    formulas: all("math").filter(math => math instanceof MathMLElement).length,
+    loaded: performance.getEntriesByType("resource").map(({ name }) => name),
     links: all("a[href]").map(link => link.href),
     names: all("[id]").map(node => node.id),
     broken: all("img").filter(picture => !picture.naturalWidth).map(picture => picture.src),
     width: document.documentElement.scrollWidth,
   };
 })()"""
-
-
-def problems(page):
-    """All but this: without a network the script that draws the formulas is missing."""
-    return [problem for problem in page.problems() if "mathjax" not in str(problem)]
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +42,14 @@ def site(tmp_path_factory):
         for path in sorted(folder.rglob("*.html")):
             page = browser.open(str(path), 390, 844)
             seen[path] = page.run(SEEN)
-            assert problems(page) == [], path
+            assert page.problems() == [], path
             page.ask("Page.close")
     return seen
 
 
 def check_link(link, site):
     address, name = urldefrag(link)
-    if address.startswith(f"{PROJECT}/"):
+    if address.startswith(f"{PROJECT}/") and address != f"{PROJECT}/deployments":
         kind, branch, path = address.removeprefix(f"{PROJECT}/").split("/", 2)
         assert branch == "main" and (ROOT / path).exists()
         assert kind == ("tree" if (ROOT / path).is_dir() else "blob")
@@ -65,7 +65,7 @@ def check_link(link, site):
 @needs_chromium
 def test_every_page_opens_leads_home_and_has_no_dead_link(site):
     names = {path.name for path in site}
-    assert {"index.html", "live.html", "explorer.html", "1_grpo.html", "reading.html",
+    assert {"index.html", "you.html", "live.html", "1_grpo.html", "reading.html",
             "results.html", "lab.html", "experiments.html", "slides.html"} <= names  # fmt: skip
     for path, seen in site.items():
         for link in seen["links"]:
@@ -73,8 +73,28 @@ def test_every_page_opens_leads_home_and_has_no_dead_link(site):
                 check_link(link, site)
             except AssertionError as error:
                 pytest.fail(f"{path.name}: the link to {link} is dead: {error}")
-        assert PROJECT in seen["home"], path
         home = {link.rpartition("/")[2].partition("#")[0] for link in seen["home"]}
-        assert {"live.html", "reading.html"} <= home, path
-        assert path.name in MADE_BY_HAND or any("/zh/" in link for link in seen["home"]), path
+        assert seen["bars"] == 1 and {"you.html", "pages.html", "name"} <= home, path
+        assert any("/zh/" in link for link in seen["home"]), path
         assert seen["title"] and seen["broken"] == [] and seen["width"] <= 390, path
+
+
+def formulas_of(text):
+    """How many $$…$$ and $…$ a text has outside of code."""
+    text = re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
+    return (text.count("$") - 2 * text.count("$$")) // 2 + text.count("$$") // 2
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_every_formula_is_mathml_and_nothing_is_loaded_from_a_network(site):
+    expected = {"slides.html": formulas_of((ROOT / "docs/slides.md").read_text())}
+    for path in ROOT.glob("notebooks/*.ipynb"):
+        cells = json.loads(path.read_text())["cells"]
+        text = "".join(line for cell in cells if cell["cell_type"] == "markdown"
+                       for line in cell["source"])
+        expected[f"{path.stem}.html"] = formulas_of(text)
+    assert sum(expected.values()) > 400
+    for path, seen in site.items():
+        assert seen["formulas"] == expected.get(path.name, 0), path
+        assert not [name for name in seen["loaded"] if name.startswith("http")], path

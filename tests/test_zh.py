@@ -27,6 +27,7 @@ ENGLISH |= {
 CODE = re.compile(r"`([^`]+)`")
 LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]*)\)")
 NUMBER = re.compile(r"(?:[−±] ?)?\d+(?:[.,]\d+)*(?: %)?")
+REST = "## 其余各节（英文）"  # a page may end so, with links to what is not translated
 COMMAND = re.compile(r"(\$ )?(python|torchrun|pytest|pip) ")
 
 pages = pytest.mark.parametrize("page", ENGLISH)
@@ -75,6 +76,11 @@ def pair(page):
     english = sections(re.sub(rf"(?: ·)? ?\[[^\]]*\]\({to_chinese}\)", "", read(ENGLISH[page])))
     chinese = sections(read(page))
     del chinese[0].lines[:2]  # the line with the link to the English page
+    if chinese[-1].heading == REST:
+        rest = LINK.findall(chinese.pop().prose)
+        left_out = range(len(chinese), len(english))
+        assert [place(target, page) for _, target in rest] == [(ENGLISH[page], i) for i in left_out]
+        del english[len(chinese) :]
     one, other = ([section.heading for section in each] for each in (english, chinese))
     assert [h.count("#") for h in one] == [h.count("#") for h in other], f"{one}\n{other}"
     return list(zip(english, chinese))
@@ -151,7 +157,7 @@ def anchors(page):
 def place(target, page):
     """What a link leads to, named alike in both languages: the English page, and the number of its
     heading. A page in two languages counts as one."""
-    if target.startswith("https://"):
+    if target.startswith(("https://", "../../deployments")):  # on GitHub: the published site
         return target
     name, _, anchor = target.removesuffix("#lang=zh").partition("#")
     path = (ROOT / page).parent.joinpath(name).resolve() if name else ROOT / page

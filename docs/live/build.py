@@ -1,4 +1,5 @@
-"""Puts docs/live.html together: the page, its style, all JavaScript and the weights, in one file.
+"""Puts docs/live.html and docs/you.html together: each page, its style, all JavaScript and the
+weights, in one file.
 
     python docs/live/build.py
 
@@ -8,6 +9,7 @@ of WORKER, and the weights of the toy's base model stand in the page as float16 
 
 import argparse
 import base64
+import hashlib
 import re
 import sys
 from pathlib import Path
@@ -15,10 +17,8 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "live.html"
 BASE = HERE.parents[1] / "tasks" / "toy_base" / "model.safetensors"
-WORKER = ["model", "sampling", "grpo", "cppo", "adamw", "toy", "step", "worker"]
-SEEN = ["page.css", "earlier.json", "chinese.json", "words.js", "drawing.js", "page.js"]
+WORKER = ["model", "sampling", "grpo", "cppo", "adamw", "toy", "step"]
 COLUMNS = 100
 
 
@@ -42,19 +42,27 @@ def weights():
     return "\n".join(text[i : i + COLUMNS] for i in range(0, len(text), COLUMNS))
 
 
-def page():
-    """The text of docs/live.html."""
-    parts = {name: (HERE / name).read_text() for name in SEEN}
-    parts["worker"] = "\n".join((HERE / f"{name}.js").read_text() for name in WORKER)
-    parts["weights"] = weights()
-    text = (HERE / "page.html").read_text()
-    return re.sub(r"\{\{(.+?)\}\}\n?", lambda found: parts[found[1]], text)
+def page(name):
+    """The text of a page of docs. Its parts stand in its own folder or in docs/live."""
+    worker = "\n".join((HERE / f"{part}.js").read_text() for part in WORKER)
+    worker += "\n" + (HERE.parent / name / "worker.js").read_text()
+    made = {"worker": worker, "weights": weights()}
+    # a link holds clicks on answers that this code has sampled from these weights
+    made["version"] = hashlib.sha256("".join(made.values()).encode()).hexdigest()[:6]
+
+    def part(found):
+        own, shared = HERE.parent / name / found[1], HERE / found[1]
+        return made.get(found[1]) or (own if own.exists() else shared).read_text()
+
+    text = (HERE.parent / name / "page.html").read_text()
+    return re.sub(r"\{\{(.+?)\}\}\n?", part, text)
 
 
 def main(argv):
     argparse.ArgumentParser(description=__doc__).parse_args(argv)
-    PAGE.write_text(page())
-    print("written: docs/live.html")
+    for name in ("live", "you"):
+        (HERE.parent / f"{name}.html").write_text(page(name))
+        print(f"written: docs/{name}.html")
 
 
 if __name__ == "__main__":

@@ -103,7 +103,9 @@ function draw_chart(name, marks, goal) {
   const seen = shows_earlier() ? earlier : lanes;
   const curves = seen.map((lane, i) => curve(lane, `lane${i}`, place));
   if (shows_earlier()) curves.push(label(RIGHT - 4, BOTTOM - 8, "end", say`an earlier run`));
-  const drawn = [...rows, ...columns, unit, goal ? across("goal", goal) : "", ...curves].join("");
+  const line = goal ? across("goal", goal) + label(LEFT + 4, y(goal) - 5, "start",
+    say`${hundredths(goal)} of 100 right`) : "";
+  const drawn = [...rows, ...columns, unit, line, ...curves].join("");
   $(name).innerHTML = `<div class="legend">${lanes.map(legend(name)).join("")}</div>
     <svg viewBox="0 0 400 220" aria-hidden="true">${drawn}</svg>`;
 }
@@ -215,6 +217,15 @@ function draw_time() {
       <p>${say`Questions in a step: ${Q}. A step takes ${step} ms.`}</p>`;
   };
   $("time").innerHTML = lanes.map(row).join("");
+  write("bound", bound(times, totals));
+}
+
+// Amdahl's law: what a lane that prunes nothing could gain if its training cost nothing
+function bound(times, totals) {
+  const i = lanes.findIndex(({ settings }) => k_of(settings) === settings.group_size);
+  if (!totals[i]) return "";
+  const most = fixed(totals[i] / times[i][0][1], 1);
+  return say`Pruning does not shorten sampling. Alone it makes ${title_of(lanes[i])} at most ${most} times as fast.`;
 }
 
 // --- the same three questions ---
@@ -265,6 +276,9 @@ function completion_row({ text, reward, advantage, kept, times }, scale) {
     <td class="from4">${word(kept ? "kept" : "pruned")}</td></tr>`;
 }
 
+// If its rewards differ. Such questions are shown first.
+const teaches = ({ completions }) => completions.some(c => c.reward !== completions[0].reward);
+
 function draw_lane(lane, i) {
   const heading = `<h3 class="name${i}">${title_of(lane)}</h3>`;
   if (!lane.shown) {
@@ -272,7 +286,8 @@ function draw_lane(lane, i) {
     $("lane" + i).innerHTML = `${heading}<p class="note">${hint}</p>`;
     return;
   }
-  const { step, groups } = lane.shown;
+  const { step } = lane.shown;
+  const groups = lane.shown.groups.toSorted((a, b) => teaches(b) - teaches(a));
   const n = groups.length;
   const at = lane.group % n;
   const { question, answer, completions } = groups[at];
@@ -305,11 +320,21 @@ function formulas({ shown, settings }, completions) {
   const advantage = `(${brief(first.reward)} − ${fixed(m, 3)})${by_std}`;
   const all = shown.groups.flatMap(group => group.completions);
   const kept = all.filter(c => c.kept).length;
+  const equal = teaches({ completions }) ? "" : say`All rewards are equal, so every A is 0.`;
   return `${line(3, by_std ? A : say`A = r − mean`, advantage, signed(first.advantage))}
+    <p class="from3">${equal}</p>
     ${line(4, "k = ⌊G (1 − P)⌋", `⌊${G} · (1 − ${P})⌋`, keep(G, P))}
-    <p class="from4">${say`Of the ${all.length} completions of this step, ${kept} are kept.`}</p>
+    <p class="from4">${say`Of the ${all.length} completions of this step, ${kept} are kept.`}
+      ${tie(completions, settings)}</p>
     <p class="from5">${kl_text(shown, beta)}</p>
     <p class="from6">${update_text(shown)}</p>`;
+}
+
+// Rewards of 0 and 1 give only two values of |A|, so equal ones are kept and pruned.
+function tie(completions, { method }) {
+  const sizes = is_kept => completions.filter(c => c.kept === is_kept).map(c => Math.abs(c.advantage));
+  const is_tie = Math.max(...sizes(false)) === Math.min(...sizes(true));
+  return is_tie && method !== "random" ? say`Of equal |A| the first ones are kept.` : "";
 }
 
 function kl_text({ kl, updates }, beta) {
@@ -320,7 +345,7 @@ function kl_text({ kl, updates }, beta) {
 }
 
 function update_text({ loss, clip_fraction, gradient_norm, updates }) {
-  if (!updates) return say`All A are 0: these completions teach nothing, and no weight changes.`;
+  if (!updates) return say`All A of this step are 0, so no weight changes.`;
   const [clipped, norm] = [fixed(100 * clip_fraction, 1), fixed(gradient_norm, 2)];
   const numbers = say`loss ${fixed(loss, 4)}, clipped ${clipped} %, norm of the gradient ${norm}`;
   return say`${updates} updates: ${numbers}.`;
@@ -338,7 +363,7 @@ function draw_buttons() {
   const next = stage % 6 ? say`Next: ${stage + 1}. ${$("stages").children[stage].textContent}` : "";
   $("one").textContent = next || say`One step at a time`;
   const problem = lanes.find(lane => lane.problem)?.problem;
-  write("status", word(said));
+  write("status", problem ? "" : word(said));
   write("problem", problem ? translate(problem) : "");
 }
 

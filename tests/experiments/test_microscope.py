@@ -119,6 +119,7 @@ def test_the_numbers_of_the_page_are_those_of_the_formulas(recorded):
     losses = [0.0, 0.0]
     kept = 0
     clipped = 0
+    pushed = 0
     moved = 0
     for number in range(1, nano.Q + 1):
         page = page_data(seen, number)
@@ -135,7 +136,9 @@ def test_the_numbers_of_the_page_are_those_of_the_formulas(recorded):
             before = column(c, "before")
             after = column(c, "after")
             assert len(before) == len(after) == len(c["tokens"])
-            moved += ((after - before).abs() > MOVED).sum()
+            if c["kept"]:
+                pushed += len(c["tokens"])
+                moved += ((after - before).abs() > MOVED).sum()
             for one in c["passes"]:
                 columns = [column(one, name) for name in ("logp", "old", "ref")]
                 right = computed(*columns, c["advantage"])
@@ -145,7 +148,8 @@ def test_the_numbers_of_the_page_are_those_of_the_formulas(recorded):
                 losses[one["update"] - 1] += right["part"].sum().item()
                 clipped += right["clipped"].sum()
     assert losses == pytest.approx([update["loss"] for update in page["updates"]], abs=1e-5)
-    assert (kept, moved) == (page["trained"], page["moved"]) and clipped > 0
+    assert (kept, pushed, moved) == tuple(page[name] for name in ("trained", "tokens", "moved"))
+    assert clipped > 0
 
 
 def logprobs_in_float64(model, tokenizer, question, row):
@@ -289,7 +293,7 @@ def test_main_writes_the_page(tmp_path, monkeypatch):
 def test_the_shipped_page_shows_the_lines_of_the_files_and_loads_nothing(recorded):
     seen, _ = recorded
     text = PAGE.read_text()
-    assert SHIPPED["lines"] == seen.lines and (SHIPPED["step"], SHIPPED["tokens"]) == (13, 2892)
+    assert SHIPPED["lines"] == seen.lines and (SHIPPED["step"], SHIPPED["tokens"]) == (13, 307)
     source = "".join(re.findall(r"\S", nano.__doc__ + open(nano.__file__).read()))
     for line in seen.lines:
         code = "".join(line["code"].removesuffix("…)").split())
@@ -329,12 +333,13 @@ NUMBER = re.compile(r"[−+]?\d+(?:[.,]\d+)*")
 NAMES = {"English", "python", "nano", "py", "token", "log", "AdamW", "KL", "logit"}
 SAID = """(() => {
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  const texts = [document.title];
+  const texts = [document.title, document.querySelector(".chosen").ariaLabel];
   while (walker.nextNode())
     if (walker.currentNode.parentNode.closest("header, main")) texts.push(walker.currentNode.data);
   return texts.join("\\n");
 })()"""
 NUMBERS = "[...document.querySelectorAll('#lines b')].map(node => node.textContent)"
+LABEL = "document.querySelector('.chosen').ariaLabel"  # what a screen reader says
 
 
 def shown(x):
@@ -357,9 +362,11 @@ def test_the_page_shows_the_numbers_of_each_token(browser):
             shown(one[name][t]) for name in ("ref", "logp", "old", "ratio")]
         assert (gradient[0] == "+") == (one["gradient"][t] > 0)
         assert moved.lstrip("+−") == shown(abs(change))
+        assert f"A {advantage}" in page.run(LABEL) and f"ratio {ratio}, KL " in page.run(LABEL)
         page.run(KEY % "ArrowRight")
     page.run(KEY % "ArrowLeft")  # from the last token
-    assert page.run("state.token") == len(first["tokens"]) - 2
+    assert page.run("document.activeElement.dataset.at") == f"0 {len(first['tokens']) - 2}"
+    assert page.run("document.querySelectorAll('.token[tabindex=\"0\"]').length") == 1
     page.run("choose(0, 0)")
     page.click("#updates button")  # the first update: π is still π_old
     assert page.run(NUMBERS)[6] == "1.000"

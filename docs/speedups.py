@@ -1,0 +1,148 @@
+"""Draws docs/speedups.png, the picture of the README: how many times as fast as GRPO is CPPO? It
+depends on what is counted.
+
+    python docs/speedups.py
+
+Nothing is run. Each number but the paper's is computed from a stored result.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from statistics import fmean, median
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from engine.run.curves import FAILS, GRPO  # noqa: E402
+from experiments.library.plot import PALER, panels, save  # noqa: E402
+from experiments.library.study import by_name  # noqa: E402
+from experiments.real import reached  # noqa: E402
+from experiments.reproduce import PAPER  # noqa: E402
+
+GOAL, WINDOW = 0.85, 512  # the accuracy that the film waits for: the mean of so many completions
+
+
+class Bar(NamedTuple):
+    what: str  # is counted
+    times: float  # as fast as GRPO
+    colour: str
+    said: str = ""
+
+
+def stored(name):
+    return json.loads((ROOT / f"experiments/results/{name}.json").read_text(encoding="utf-8"))
+
+
+def rows_of(name):
+    return by_name(stored(name)["rows"])
+
+
+def bars():
+    return [
+        Bar("the paper: GSM8K, P = 0.9375", PAPER[0.9375][2], GRPO, "published as 8.32"),
+        *of_the_gpu(), *of_the_toy(), of_the_film(), of_long_prompts(), of_a_real_model(),
+        in_answers(),
+    ]
+
+
+def of_the_gpu():
+    rows = {row[""]: row for row in stored("gpu")["parts"]["protocol"]["rows"]}
+    most, usual = rows["CPPO, P = 0.9375"], rows["CPPO, P = 0.875"]
+    return [
+        Bar("one H100, the shape of a 1.5B model, P = 0.9375", most["speed-up"],
+            PALER["P=0.9375"], "only speed was measured"),
+        Bar("… P = 0.875", usual["speed-up"], PALER["P=0.875"]),
+        Bar("… if GRPO, too, samples 16 questions together", usual["beside GRPO, 16 together"],
+            PALER["P=0.875"], "the fair pair"),
+    ]
+
+
+def of_the_toy():
+    table1, together, controls = map(rows_of, ("table1", "together", "controls"))
+    found = []
+    for what, name in (("the toy on a CPU, P = 0.9375", "P=0.9375"), ("… P = 0.875", "P=0.875")):
+        less = table1["GRPO"]["sampled"]["mean"] - table1[name]["sampled"]["mean"]
+        times = table1[name]["speedup"]["median"]
+        found.append(Bar(what, times, PALER[name], f"{less:.2f} less accurate"))
+    grpo = together["GRPO, 8 mini-batches"]["seconds"]["values"]
+    cppo = together["CPPO, P=0.875"]["seconds"]["values"]
+    fair = median(a / b for a, b in zip(grpo, cppo))
+    slow = controls["GRPO"]["seconds_to_85"]
+    fast = controls["CPPO, P=0.875"]["seconds_to_85"]
+    return [
+        *found,
+        Bar("… if GRPO, too, samples 8 questions together", fair, PALER["P=0.875"],
+            "the fair pair"),
+        Bar("… if we count the seconds until 85 of 100 are right", slow / fast, PALER["P=0.875"],
+            f"{fast:.1f} and {slow:.1f} s"),
+    ]
+
+
+def of_the_film():
+    slow, fast = map(seconds_to_goal, json.loads((ROOT / "docs/live/earlier.json").read_text()))
+    return Bar("… the same in the film, in a browser", slow / fast, PALER["P=0.875"],
+               f"{fast:.0f} and {slow:.0f} s")
+
+
+def seconds_to_goal(run):
+    """Of a run of the live page, whose steps are (seconds, accuracy, …)."""
+    settings, steps = run["settings"], run["steps"]
+    window = WINDOW // (settings["group_size"] * settings["questions_per_step"])
+    for end in range(window, len(steps) + 1):
+        if fmean(accuracy for _, accuracy, *_ in steps[end - window : end]) >= GOAL:
+            return steps[end - 1][0]
+    raise ValueError("this run does not reach the goal")
+
+
+def of_long_prompts():
+    result = stored("vs_trl_prompt150")
+    seconds = []
+    for name in ("grpo", "cppo"):
+        of_step = median(step["total"] for step in result["seconds"][name])
+        seconds.append(of_step / result["questions_per_step"][name])
+    grpo, cppo = seconds
+    return Bar("a model of 0.4M parameters, prompts of 150 tokens", grpo / cppo, PALER["P=0.875"])
+
+
+def of_a_real_model():
+    rows = rows_of("real")
+    grpo, cppo = (median(reached(rows[name])) for name in ("GRPO", "CPPO, P=0.75"))
+    return Bar("a model of 135M parameters, until 50 of 100 are right", grpo / cppo,
+               PALER["P=0.75"], "P = 0.75; three seeds show no difference")
+
+
+def in_answers():
+    rows = rows_of("controls")
+    grpo, cppo = (rows[name]["completions_to_85"] for name in ("GRPO", "CPPO, P=0.875"))
+    return Bar("the toy, counted in sampled answers", grpo / cppo, FAILS,
+               f"CPPO needs {cppo / grpo:.1f} times as many")
+
+
+def draw(path):
+    figure, axis = panels(1, height=5.6, width=12)
+    rows = bars()
+    for y, bar in enumerate(rows):
+        axis.barh(y, bar.times, color=bar.colour, height=0.68)
+        axis.text(bar.times + 0.12, y, f"{bar.times:.1f}", va="center", fontweight="bold")
+        axis.text(bar.times + 0.95, y, bar.said, va="center")
+    axis.axvline(1, color="black", linestyle=":", linewidth=1)
+    axis.set_yticks(range(len(rows)), [bar.what for bar in rows])
+    axis.set(xlim=(0, 15.2), xticks=[], ylim=(len(rows) - 0.5, -0.6))
+    axis.tick_params(length=0)
+    axis.grid(False)
+    axis.spines[["bottom", "left"]].set_visible(False)
+    save(figure, path, "GRPO's seconds divided by CPPO's; dotted line: as fast as GRPO",
+         title="“8.32 times as fast as GRPO”? It depends on what you count")
+
+
+def main(argv):
+    argparse.ArgumentParser(description=__doc__).parse_args(argv)
+    draw(ROOT / "docs/speedups.png")
+    print("written: docs/speedups.png")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
