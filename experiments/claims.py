@@ -24,9 +24,8 @@ from engine.data.questions import load_questions
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy
 from engine.run.command_line import parse, run_program
-from engine.run.curves import CPPO, GRPO
 from experiments.library.bench import heading, over_seeds
-from experiments.library.plot import across, curves, panels, save
+from experiments.library.plot import FAILS, INK, across, curves, panels, save, swatch
 from experiments.library.study import (
     Options,
     Study,
@@ -276,13 +275,17 @@ def page(result):
     return text
 
 
+KINDS = {"right": INK, "wrong": FAILS}  # of completions
+
+
 def draw_norms(rows, folder):
     figure, axes = panels(2, sharey=True)
     for axis, stage in zip(axes, STAGES):
         points = rows[stage]["points"][0]
-        lines = {f"{kind} completions": ([points[f"1/|o|, {kind}"]], colour, "o")
-                 for kind, colour in (("right", CPPO), ("wrong", GRPO))}
-        curves(axis, lines, title=NAMES[stage], xlabel="|A|")
+        for i, (kind, colour) in enumerate(KINDS.items()):
+            axis.plot(*zip(*points[f"1/|o|, {kind}"]), "o", color=colour)
+            swatch(axis, 0.4, 0.94 - 0.07 * i, f"{kind} completions", colour)
+        axis.set(title=NAMES[stage], xlabel="|A|")
     axes[0].set_ylabel("norm of a completion's gradient, weight 1/|o|")
     save(figure, folder / "claims_advantage.png",
          "a dot: mean over the groups with the same number of right completions; seed 1",
@@ -292,11 +295,12 @@ def draw_norms(rows, folder):
 def draw_pairs(rows, folder):
     figure, axis = panels(1, 4.8, width=9)
     lines = {}
-    for stage, colour in zip(STAGES, (GRPO, CPPO)):
+    for stage in STAGES:
         noise = [rows[stage][f"G = {size}: noise of 64 completions"] for size in SIZES]
-        lines[NAMES[stage]] = across(noise), colour, "o-"
+        lines[NAMES[stage]] = across(noise)
     ticks = [f"G = {size}\n{SAMPLED * (size - 1) // 2} pairs" for size in SIZES]
-    curves(axis, lines, title="More pairs, but not less noise: G = 4 to 8 has the least",
+    curves(axis, lines, marker="o",
+           title="More pairs, but not less noise: G = 4 to 8 has the least",
            ylabel="variance / squared norm of the mean", xticks=range(len(SIZES)),
            xticklabels=ticks, ylim=(0, None))
     save(figure, folder / "claims_pairs.png",

@@ -26,9 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 import train
 from engine.base import files
 from engine.run.command_line import parse, run_program
-from engine.run.curves import CPPO, FAILS
 from experiments.library.bench import heading, pm
-from experiments.library.plot import OTHER, PALER, across, curves, panels, save
+from experiments.library.plot import OTHER, TINT, across, colour, curves, panels, save
 from experiments.library.study import (
     Options,
     Study,
@@ -175,11 +174,15 @@ An answer of a collapsed run. {answer["question"]} (right: {answer["answer"]})
 """
 
 
-COLOURS = ("#0e2c53", CPPO, PALER["P=0.75"], PALER["P=0.5"])
 HALVES = {  # the two panels: what they show, and the rows besides the bare setting
     "A clip of the gradient does not help, of the ratio it does": tuple(GUARDS)[1:5],
     "A larger batch helps a little, fewer updates more": tuple(GUARDS)[5:],
 }
+
+
+def look(guard):
+    """The guards that do not help are pale."""
+    return TINT if guard in (GRADIENT_CLIP, "KL, β = 0.04") else colour(guard)
 
 
 def picture(result, folder):
@@ -188,13 +191,12 @@ def picture(result, folder):
     base = rows["bare, 0.0001"]["base"]["mean"]
     for axis, (title, guards) in zip(axes, HALVES.items()):
         axis.axhline(base, color=OTHER, linewidth=1, linestyle=":")
-        axis.text(0, base - 0.01, "the base", va="top", color=OTHER, fontsize=11)
+        axis.text(0, base - 0.01, "the base", va="top", color=OTHER)
         lines = {}
-        for guard, colour in zip(("bare", *guards), (FAILS, *reversed(COLOURS))):
-            of_rates = across([rows[f"{guard}, {rate}"]["sampled"] for rate in RATES])
-            lines[guard] = of_rates, colour, "o-"
-        curves(axis, lines, title=title, xlabel="learning rate", ylim=(0, 1), xticks=range(6),
-               xticklabels=RATES)
+        for guard in ("bare", *guards):
+            lines[guard] = across([rows[f"{guard}, {rate}"]["sampled"] for rate in RATES])
+        curves(axis, lines, look=look, marker="o", title=title, xlabel="learning rate", ylim=(0, 1),
+               xticks=range(6), xticklabels=RATES)
     axes[0].set_ylabel("sampled accuracy after training: mean and range of 3 seeds")
     save(figure, folder / "collapse.png", f"a collapsed run answers {answer['question']} (right: "
          f"{answer['answer']}) with\n{answer['completion']}")

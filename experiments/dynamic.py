@@ -27,13 +27,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 from algorithms import ALGORITHMS, rows_where
 from engine.base import files
 from engine.run.command_line import parse, run_program
-from engine.run.curves import CPPO, GRPO
 from experiments.library.bench import heading, spread
-from experiments.library.plot import BAND, PALER, curves, panels, save
+from experiments.library.plot import BAND, curves, panels, save
 from experiments.library.study import (
     Options,
     Study,
-    by_name,
     curve,
     middle,
     one_run,
@@ -118,10 +116,7 @@ more, and its mean is taken up to where the first run ends.
 
 def picture(result, folder):
     figure, axes = panels(3, 4.8, sharey=True)
-    looks = {"GRPO": (GRPO, "-"), "dynamic sampling": (CPPO, "-"),
-             "left out": (PALER["P=0.75"], "--")}
-    rows = by_name(result["rows"])
-    lines = {name: (rows[name]["curve"], *look) for name, look in looks.items()}
+    lines = {row["name"]: row["curve"] for row in result["rows"] if row["name"] != "GRPO again"}
     titles = ("A step is worth more …", "… a completion hardly …", "… and a second not")
     for axis, (x, column), title in zip(axes, AXES.items(), titles):
         curves(axis, lines, column, 2, named=axis is axes[2], title=title, xlabel=x,

@@ -28,11 +28,10 @@ from engine.base import files
 from engine.data.questions import with_prompts
 from engine.model.loading import load_model
 from engine.run.command_line import parse, run_program
-from engine.run.curves import FAILS, GRPO
 from engine.run.state import WINDOW
 from examples import my_reward_model
 from experiments.library.bench import heading, over_seeds, pm
-from experiments.library.plot import BAND, across, curves, panels, save
+from experiments.library.plot import BAND, INK, across, curves, panels, save
 from experiments.library.study import (
     Options,
     Study,
@@ -271,51 +270,48 @@ run with the rule finish, and ends those with the judge at the steps {steps}, wi
 """
 
 
+BARE = {"rule": "rule, β = 0", "judge": "judge, β = 0"}  # runs without KL term and stop
+
+
 def picture(result, folder):
     """Both pictures."""
     draw_runs(result, folder / "judge.png")
     draw_stop(result, folder / "judge_stop.png")
 
 
-def line(row, name, colour, style="-"):
-    """A line of a picture: the curves of the seeds."""
-    return [list(enumerate(of_seed, 1)) for of_seed in row[f"curve of {name}"]], colour, style
+def curves_of(runs, figure, names):
+    """The lines of a picture: the curves of the seeds of each of these runs."""
+    return {name: [list(enumerate(values, 1)) for values in runs[name][f"curve of {figure}"]]
+            for name in names}
 
 
 def draw_runs(result, output):
     """The reward of the judge and the true accuracy, at three β, beside the rule."""
     figure, (left, right) = panels(2, sharex=True)
-    runs, rewards, accuracies = by_name(result["runs"]), {}, {}
-    for beta, style in zip(BETAS, ("-", "--", ":")):
-        name = f"judge, β = {beta:g}"
-        rewards[name] = line(runs[name], "reward", FAILS, style)
-        accuracies[name] = line(runs[name], "accuracy", FAILS, style)
-    accuracies["rule, β = 0"] = line(runs["rule, β = 0"], "accuracy", GRPO)
-    curves(left, rewards, title="What the judge pays rises", xlabel="step",
-           ylabel="logit of the judge")
-    curves(right, accuracies, title="The true accuracy falls, but not with β = 0.5", xlabel="step",
-           ylabel="accuracy", ylim=(0, 1))
+    runs, judged = by_name(result["runs"]), [f"judge, β = {beta:g}" for beta in BETAS]
+    curves(left, curves_of(runs, "reward", judged), title="What the judge pays rises",
+           xlabel="step", ylabel="logit of the judge")
+    curves(right, curves_of(runs, "accuracy", [*judged, BARE["rule"]]), xlabel="step", ylim=(0, 1),
+           ylabel="accuracy", title="The true accuracy falls, but not with β = 0.5")
     for row in result["stops"][: len(STOPS)]:
-        right.plot(row["steps"]["values"], row["held-out"]["values"], "o", color="black", zorder=4)
-    save(figure, output, f"means of {WINDOW} steps; {BAND}; black dots: --stop_kl with β = 0, "
+        right.plot(row["steps"]["values"], row["held-out"]["values"], "o", color=INK, zorder=4)
+    save(figure, output, f"means of {WINDOW} steps; {BAND}; dots: --stop_kl with β = 0, "
          "held-out accuracy of the model that is kept")
 
 
 def draw_stop(result, output):
     """Left: the KL that the stop looks at. Right: what each X keeps."""
     figure, (left, right) = panels(2)
-    runs, stops, kls, kept = by_name(result["runs"]), all_stops(result), {}, {}
-    for reward, colour in (("rule", GRPO), ("judge", FAILS)):
-        whole = runs[f"{reward}, β = 0"]
-        kls[reward] = line(whole, "kl", colour)
-        of_X = [stops[f"{reward}, X = {X:g}"]["held-out"] for X in STOPS]
-        kept[reward] = across([*of_X, whole["held-out"]]), colour, "o-"
+    runs, stops, kept = by_name(result["runs"]), all_stops(result), {}
+    kls = curves_of(runs, "kl", BARE.values())
     for X in STOPS:
-        left.axhline(X, color="black", linewidth=0.8, zorder=0)
-        left.text(1, X * 1.05, f"X = {X:g}", fontsize=10)
+        kls[f"X = {X:g}"] = [[(0, X), (128, X)]]
+    for reward, name in BARE.items():
+        of_X = [stops[f"{reward}, X = {X:g}"] for X in STOPS]
+        kept[reward] = across([row["held-out"] for row in (*of_X, runs[name])])
     curves(left, kls, title="A healthy run crosses every X as well", xlabel="step",
            ylabel=f"KL to the base, mean of {WINDOW} steps", yscale="log", ylim=(0.005, 5))
-    curves(right, kept, title="X = 0.2 saves the hacked run, X = 0.4 does not",
+    curves(right, kept, marker="o", title="X = 0.2 saves the hacked run, X = 0.4 does not",
            xlabel="X of --stop_kl", ylabel="accuracy of the model that is kept", ylim=(0, 1),
            xticks=range(4), xticklabels=[*STOPS, "no stop"])
     save(figure, output, f"β = 0; {BAND}; "

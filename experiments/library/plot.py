@@ -10,8 +10,6 @@ highest.
 """
 
 import argparse
-import json
-import math
 import re
 import sys
 from itertools import accumulate
@@ -19,10 +17,12 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+from matplotlib import rcParams
 from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
 
+from algorithms import ALGORITHMS
 from engine.base import files, progress
 from engine.base.errors import UserError
 from engine.run import metrics
@@ -35,35 +35,46 @@ AXES = {  # what may stand on the x axis: (metric of a step that is added up, la
     "completions": ("completions", "completions generated"),
     "seconds": ("seconds/total", "seconds of training"),
 }
-PHASES = {  # of a step, and their shades
-    "generate": "#c3cad2", "score": "#848e9a", "logprobs": "#dfe3e8", "update": "#9db6d6",
-    "other": "#f0f2f4",
+# The colours of all pictures. GRPO is grey. CPPO is blue, and nothing else is. What fails is warm.
+# All else is ink, or a tint of it
+INK, OTHER, TINT = "#1d2733", "#4a535d", "#98a2ae"
+PHASES = {  # of a step, and their tints
+    "generate": "#c9ced5", "score": OTHER, "logprobs": "#e3e6ea", "update": TINT,
+    "other": "#f2f4f6",
 }
 # CPPO: the less it prunes, the paler
 PALER = {"P=0.5": "#a3bcd9", "P=0.75": "#6c93c0", "P=0.875": CPPO, "P=0.9375": "#0e2c53"}
 # how the names of CPPO's rows begin
 OF_CPPO = ("cppo", "p=", "largest_abs", "1/|o|, largest", "token mean, pooled", "both", "published",
            "as published")
-OTHER = "#4a535d"  # a method that is neither, in a picture of lines
+FAILING = ("bare", "judge", "wrong", "trained on results")  # words in the names of what fails
+PALE = (GRPO, TINT, PALER["P=0.5"], PALER["P=0.75"])  # text in them has less than 4.5 : 1 on white
 STYLES = ["-", "--", ":", "-."]
 MAIN = ("GRPO", "P=0.875")  # of Table 1
 LEARNED = 0.55  # accuracy of a toy that has learned something; the base: 0.39 greedy, 0.43 sampled
 LABELS = {
     "greedy": "accuracy, greedy", "sampled": "accuracy, sampled", "seconds": "seconds of training",
+    "reached": "seconds to an accuracy of 0.5",
     "length": "tokens of a completion", "kl_to_base": "KL to the base (nats per completion)",
 }
-WORDS = {  # of a row: what the pictures call it
+WORDS = {  # of a row: what the pictures call it. Other algorithms have capital letters
     "largest_abs": "largest |A|", "smallest_abs": "smallest |A|", "largest": "largest A",
-    "pooled": "largest |A| of the step", "unbiased": "drawn, unbiased",
-    "grpo": "GRPO", "2grpo": "2-GRPO", "cppo": "CPPO", "cppo_published": "CPPO, published code",
-    "drgrpo": "Dr. GRPO", "dapo": "DAPO", "cispo": "CISPO", "sapo": "SAPO", "rloo": "RLOO",
-    "lite_ppo": "Lite PPO", "maxrl": "MaxRL", "gspo": "GSPO", "gspo_token": "GSPO-token",
-    "gfpo": "GFPO", "gfpo_adaptive": "GFPO, adaptive k", "gdpo": "GDPO", "pods": "PODS",
-    "deepseek_v32": "DeepSeek-V3.2", "ppo": "PPO", "gspo + cppo": "GSPO + CPPO",
-    "grpo + nat": "GRPO + NAT", "cppo + nat": "CPPO + NAT",
+    "pooled": "largest |A| of the step", "unbiased": "drawn, unbiased", "2grpo": "2-GRPO",
+    "cppo_published": "CPPO, published code", "drgrpo": "Dr. GRPO", "lite_ppo": "Lite PPO",
+    "maxrl": "MaxRL", "gspo_token": "GSPO-token", "gfpo_adaptive": "GFPO, adaptive k",
+    "deepseek_v32": "DeepSeek-V3.2", "gspo + cppo": "GSPO + CPPO", "grpo + nat": "GRPO + NAT",
+    "cppo + nat": "CPPO + NAT", "1 passes": "1 pass",
 }
+ACCURACIES = ("greedy", "sampled")
 STEP = 0.062  # from the name of a line to the next one, in heights of a panel
 BAND = "line and band: mean, lowest and highest of the seeds"
+
+
+rcParams.update({
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3,
+    "text.color": INK, "font.size": 11, "axes.labelsize": 10, "axes.titlesize": 12,
+    "savefig.dpi": DPI,
+})
 
 
 def styles(colours):
@@ -73,57 +84,61 @@ def styles(colours):
 
 def in_words(name):
     """The name of a row, as a reader says it: "largest_abs, P=0.5" is "largest |A|, P = 0.5"."""
-    parts = [WORDS.get(part, part) for part in name.split(", ")]
+    parts = [WORDS.get(part) or (part.upper() if part in ALGORITHMS else part)
+             for part in name.split(", ")]
     return ", ".join(parts).replace("P=", "P = ").replace("G=", "G = ")
 
 
-def colour(name, other=GRPO):
-    """GRPO is grey and CPPO is blue, and paler if it prunes less. `other`: all other methods."""
+def colour(name):
+    """GRPO is grey and CPPO is blue, and paler if it prunes less. What fails is warm."""
     parts = name.split(", ")
+    if any(word in name for word in FAILING):
+        return FAILS
     if name.lower().startswith(OF_CPPO):
         return next((PALER[part] for part in parts if part in PALER), CPPO)
-    return GRPO if parts[0].lower() == "grpo" else other
+    return GRPO if parts[0].lower() in ("grpo", "rule") else INK
+
+
+def of_text(own):
+    """The colour of a text that belongs to this colour: ink, if the colour is too pale to read."""
+    return INK if own in PALE else own
 
 
 # --- a figure and its panels ---
 
 
 def panels(count, height=5.0, width=14.0, **options):
-    """(figure, its panels side by side): no frame but the two axes, and a pale grid."""
+    """(figure, its panels side by side)"""
     figure = Figure((width, height), layout="constrained")
-    axes = figure.subplots(1, count, **options)
-    for axis in figure.axes:
-        plain(axis)
-    return figure, axes
-
-
-def plain(axis):
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.3)
-    axis.tick_params(labelsize=11)
+    return figure, figure.subplots(1, count, **options)
 
 
 def save(figure, output, text, title=""):
     """text: below all panels. title: above them."""
     figure.supxlabel(text, fontsize=10, color=OTHER)
     figure.suptitle(title, fontsize=14)
-    figure.savefig(output, dpi=DPI)
+    figure.savefig(output)
 
 
 def name_lines(axis, lines):
-    """Write the names of lines to the right of a panel, each at its end, one below the other.
-
-    lines: (value at the end, name, colour) of each.
-    """
+    """Write the names of lines to the right of a panel, one below the other, each joined to the
+    height of its line's end. lines: {name: line}."""
     axis.get_ylim()  # now the limits are known
-    places = axis.transScale + axis.transLimits
-    ends = sorted((places.transform((0, value))[1], name, own) for value, name, own in lines)
-    height = -1.0
-    for i, (value, name, own) in enumerate(ends):
-        highest = 0.97 - STEP * (len(ends) - 1 - i)
-        height = min(max(value, height + STEP, 0.03), highest)
-        axis.annotate(name, (1.0, height), xycoords="axes fraction", color=own, xytext=(6, 0),
-                      textcoords="offset points", va="center", fontsize=11)
+    places, height = axis.transScale + axis.transLimits, -1.0
+    ends = {name: places.transform((0, line.get_ydata()[-1]))[1] for name, line in lines.items()}
+    for left, name in zip(range(len(ends))[::-1], sorted(ends, key=ends.get)):
+        height = min(max(ends[name], height + STEP, 0.03), 0.97 - STEP * left)
+        own, style = lines[name].get_color(), lines[name].get_linestyle()
+        joint = {"arrowstyle": "-", "color": own, "linestyle": style, "linewidth": 2,
+                 "relpos": (0, 0.5)}
+        axis.annotate(name, (1.01, ends[name]), (1.07, height), "axes fraction", va="center",
+                      color=of_text(own), arrowprops=joint)
+
+
+def swatch(axis, x, y, name, own):
+    """A name in a panel, and behind it a square of its colour."""
+    axis.plot(x, y, "s", color=own, markersize=9, transform=axis.transAxes)
+    axis.text(x, y, f"{name}   ", transform=axis.transAxes, ha="right", va="center")
 
 
 def name_rows(axis, rows):
@@ -138,7 +153,7 @@ def name_rows(axis, rows):
 
 def of_seed(row, key, value):
     """The colour of one seed: FAILS if it has learned nothing."""
-    accuracy = value if key in ("greedy", "sampled") else row["sampled"]["mean"]
+    accuracy = value if key in ACCURACIES else row.get("sampled", {"mean": 1})["mean"]
     return FAILS if accuracy < LEARNED else colour(row["name"])
 
 
@@ -152,13 +167,14 @@ def dots(axis, rows, key, title, left=None):
         values = row[key].get("values", [mean])  # older results have no figures of single seeds
         colours = [of_seed(row, key, value) for value in values]
         if left is not None and mean < left:
-            axis.text(left, y, f" ◂ {mean:.2f}", color=colours[0], va="center", fontsize=11)
+            axis.text(left, y, f" ◂ {mean:.2f}", color=colours[0], va="center")
             continue
-        axis.plot([mean - std, mean + std], [y, y], color="#c3cad2", linewidth=5)
+        above = min(std, 1 - mean) if key in ACCURACIES else std
+        axis.errorbar(mean, y, xerr=[[std], [above]], fmt="|", color="black", markersize=13,
+                      ecolor="#c3cad2", elinewidth=5, zorder=1)
         axis.scatter(values, [y] * len(values), color=colours, s=42, alpha=0.85, zorder=2)
-        axis.plot([mean], [y], "|", color="black", markersize=13)
     axis.set(title=title, xlabel=LABELS.get(key, key))
-    axis.set_xlim(left=0 if key == "seconds" else left)
+    axis.set_xlim(left=0 if "seconds" in LABELS.get(key, "") else left)
     name_rows(axis, rows)
 
 
@@ -177,7 +193,8 @@ def methods(rows, output, titles, left=None):
             bars(axis, rows, title)
         else:
             dots(axis, rows, key, title, left if key == first else None)
-    save(figure, output, "dots: seeds; line and band: mean ± standard deviation of the seeds")
+    seeds = "dots: seeds" if "values" in rows[0][first] else "dots: means"  # of older results
+    save(figure, output, f"{seeds}; line and band: mean ± standard deviation of the seeds")
 
 
 # --- bars ---
@@ -193,11 +210,11 @@ def bars(axis, rows, title=""):
             width = row["phases"].get(phase, 0.0)
             axis.barh(y, width, left=start, color=shade, height=0.7)
             if totals[y] == longest and width > longest / 7:
-                axis.text(start, y, f" {progress.WORDS[phase]}", va="center", fontsize=11)
+                axis.text(start, y, f" {progress.WORDS[phase]}", va="center")
             start += width
         if "speedup" in row:
-            axis.text(start, y, f"  {row['speedup']['median']:.2f}×", va="center", fontsize=11,
-                      color=colour(row["name"]), fontweight="bold")
+            axis.text(start, y, f"  {row['speedup']['median']:.2f}×", va="center",
+                      fontweight="bold")
     axis.set(xlim=(0, 1.2 * longest), title=title,
              xlabel="seconds: sampling, scoring, log-probabilities, update, other")
     name_rows(axis, rows)
@@ -206,27 +223,28 @@ def bars(axis, rows, title=""):
 # --- curves. A curve is a list of points (x, …, y, …) ---
 
 
-def band(axis, curves, column, color, style="-", width=2.5, until=math.inf, height=2):
-    """The mean over the seeds as a line, their range as a band. Returns the last mean before
-    `until`. curves: of each seed. column, height: which numbers of a point are x and y."""
+def band(axis, curves, column, color, style="-", width=2.5, height=2):
+    """The mean over the seeds as a line, their range as a band. Returns the line. curves: of each
+    seed. column, height: which numbers of a point are x and y."""
     seeds = [np.array(sorted((p[column], p[height]) for p in points)).T for points in curves]
     ends = np.unique(np.concatenate([xs for xs, _ in seeds]))
-    grid = ends.clip(max(xs[0] for xs, _ in seeds), min(until, *(xs[-1] for xs, _ in seeds)))
+    grid = ends.clip(max(xs[0] for xs, _ in seeds), min(xs[-1] for xs, _ in seeds))
     values = np.array([np.interp(grid, xs, ys) for xs, ys in seeds])
     axis.fill_between(grid, values.min(0), values.max(0), color=color, alpha=0.12, linewidth=0)
-    axis.plot(grid, values.mean(0), style, color=color, linewidth=width)
-    return values.mean(0)[-1]
+    return axis.plot(grid, values.mean(0), color=color, linestyle=style, linewidth=width)[0]
 
 
-def curves(axis, lines, column=0, height=1, named=True, **labels):
-    """A band for each line, and its name at its end. lines: {name: (curves, colour, style)}.
-    labels: title, xlabel and others of the panel."""
-    ends = []
-    for name, (of_seeds, own, style) in lines.items():
-        ends.append((band(axis, of_seeds, column, own, style, height=height), name, own))
+def curves(axis, lines, column=0, height=1, named=True, look=colour, marker="", **labels):
+    """A band for each line, and its name at its end. lines: {name: curves of its seeds}. look:
+    the colour of a name. labels: title, xlabel and others of the panel."""
+    own, drawn = list(map(look, lines)), {}
+    for (name, of_seeds), color, style in zip(lines.items(), own, styles(own)):
+        line = band(axis, of_seeds, column, color, style, height=height)
+        line.set_marker(marker)
+        drawn[in_words(name)] = line
     axis.set(**labels)
     if named:
-        name_lines(axis, ends)
+        name_lines(axis, drawn)
 
 
 def across(spreads):
@@ -235,18 +253,13 @@ def across(spreads):
 
 
 def course(rows, output, titles):
-    """How metrics change: in the first step, then in each quarter of the run. Rows whose name ends
-    with "trained on results" have the colour of what fails. titles: {metric: title of its panel}"""
+    """How metrics change: in the first step, then in each quarter of the run. titles: {metric:
+    title of its panel}"""
     figure, axes = panels(len(titles), 4.4)
+    at = 0, 1 / 8, 3 / 8, 5 / 8, 7 / 8
     for axis, (metric, title) in zip(axes, titles.items()):
-        lines = {}
-        for row in rows:
-            name, values = row["name"], row["course"][metric]
-            own = FAILS if name.endswith("trained on results") else colour(name)
-            style = "--" if name.startswith("GRPO") else "-"
-            points = list(zip((0, 1 / 8, 3 / 8, 5 / 8, 7 / 8), values))
-            if any(values):  # else the row has no such figure
-                lines[in_words(name)] = [points], own, style
+        values = {row["name"]: row["course"][metric] for row in rows}
+        lines = {name: [list(zip(at, of))] for name, of in values.items() if any(of)}
         curves(axis, lines, named=axis is axes[-1], title=title, xlabel="share of the run")
     save(figure, output, "first step, then the mean of each quarter; mean of the seeds")
 
@@ -264,13 +277,12 @@ def time_to_accuracy(rows, output):
         axis.axhline(0.85, color="#c3cad2", linewidth=1, zorder=0)
         for i, row in enumerate(rows):
             own, main = colour(row["name"]), row["name"] in MAIN
-            band(axis, row["curves"], column, own, width=3 if main else 1.6, until=end)
+            band(axis, row["curves"], column, own, width=3 if main else 1.6)
             name = in_words(row["name"]).replace("P =", "CPPO, P =")
             if row[key]:  # else 0.85 was not reached
                 axis.plot(row[key], 0.85, "o", color=own, markersize=9 if main else 5, zorder=5)
                 name += words.format(row[key])
-            axis.text(0.98, 0.40 - 0.065 * i, name, color=own, transform=axis.transAxes,
-                      ha="right", fontsize=12, fontweight="bold")
+            swatch(axis, 0.97, 0.40 - 0.065 * i, name, own)
         axis.set(xlim=(0, end), xlabel=x)
         axis.set_title(title, fontsize=15, fontweight="bold")
     axes[0].set_ylabel("accuracy, sampled (moving mean)")
@@ -280,7 +292,7 @@ def time_to_accuracy(rows, output):
 # --- runs ---
 
 
-def several(groups, output, x):
+def several(groups, output, x, title=""):
     """Draw the metrics of runs against what stands on the x axis, a row of AXES, and their seconds.
 
     groups: {name: folders}; the runs of a group differ only in the seed. A line shows the mean over
@@ -290,21 +302,19 @@ def several(groups, output, x):
             for name, folders in groups.items()}
     first_row = next(iter(runs.values()))[0][0]
     titles = PANELS | {name: name for name in first_row if name.startswith("own/")}
-    own = [colour_of(folders[0], runs[name]) for name, folders in groups.items()]
-    looks = dict(zip(groups, zip(own, styles(own))))
+    colours = {name: colour_of(folders[0], runs[name]) for name, folders in groups.items()}
     figure = Figure((4.7 * len(titles), 5 + 0.4 * len(runs)), layout="constrained")
     axes = figure.subplot_mosaic([[*titles], ["seconds"] * len(titles)],
                                  height_ratios=[10, 2 + len(runs)])
-    for axis in axes.values():
-        plain(axis)
     bars(axes["seconds"], [
         {"name": name, "phases": mean_phases(of)} for name, of in runs.items()])
-    for metric, title in titles.items():
-        lines = {name: ([points(run, metric, x) for run in of_seeds], *looks[name])
+    for metric, of_panel in titles.items():
+        lines = {name: [points(run, metric, x) for run in of_seeds]
                  for name, of_seeds in runs.items()}
         named = metric == "accuracy" and len(runs) > 1
-        curves(axes[metric], lines, named=named, title=title, xlabel=AXES[x][1])
-    save(figure, output, BAND)
+        curves(axes[metric], lines, named=named, look=colours.get, title=of_panel,
+               xlabel=AXES[x][1])
+    save(figure, output, BAND, title)
 
 
 def colour_of(folder, runs):
@@ -314,15 +324,22 @@ def colour_of(folder, runs):
                      for part in (slice(2), slice(-4, None)))
     if after < before + 0.05:
         return FAILS
-    path = Path(folder, "run.json")
-    return GRPO if path.is_file() and options_of(folder)["algorithm"] == "grpo" else CPPO
+    return colour(known_of(folder)["algorithm"])
+
+
+def known_of(folder):
+    """The options of a run, if it has kept them."""
+    if Path(folder, "run.json").is_file():
+        return options_of(folder)
+    return {"algorithm": "", "run": str(folder)}
 
 
 def points(run, metric, x):
     """[(x, a metric's mean over a twentieth of the run)], of the steps that have this metric."""
     ends = accumulate(row[AXES[x][0]] for row in run)
     found = [(end, row[metric]) for end, row in zip(ends, run) if row.get(metric) is not None]
-    return list(zip([end for end, _ in found], smooth([value for _, value in found])))
+    ends, values = zip(*found)
+    return list(zip(ends, smooth(values)))
 
 
 def mean_phases(runs):
@@ -336,10 +353,8 @@ def by_seed(folders):
     first folder, without its number if there are several."""
     groups = {}
     for folder in map(Path, folders):
-        options = options_of(folder) if (folder / "run.json").is_file() else {"run": str(folder)}
-        same = {name: value for name, value in options.items()
-                if name not in ("seed", "output_dir", "resume", "recipe")}
-        groups.setdefault(json.dumps(same, sort_keys=True), []).append(folder)
+        same = known_of(folder) | dict.fromkeys(("seed", "output_dir", "resume", "recipe"))
+        groups.setdefault(str(same), []).append(folder)
     return {name_of(group): group for group in groups.values()}
 
 
@@ -358,13 +373,14 @@ def main(argv):
         "--output", help="the picture's path; none: curves.png in the run, of several runs "
         "compared.png here"
     )
+    parser.add_argument("--title", help="what the picture shows")
     args = parser.parse_args(argv)
     for folder in args.runs:
         if not files.read(Path(folder) / "metrics.jsonl"):
             raise UserError(f"{folder} holds no run with at least one step (metrics.jsonl).")
     first, *others = args.runs
     output = args.output or ("compared.png" if others else Path(first, "curves.png"))
-    several(by_seed(args.runs), output, args.x)
+    several(by_seed(args.runs), output, args.x, args.title)
     print(f"written: {output}")
 
 

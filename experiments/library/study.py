@@ -195,26 +195,29 @@ def cell(value, form=""):
     return f"{value['mean']:{form}} ± {value['std']:{form}}"
 
 
-def pivot(rows, columns):
-    """A row for each setting. columns: {title: (figure, form)}, or {figure: form}, or one form for
-    all figures."""
+def lines_of(rows, columns):
+    """The lines of a table: a row for each setting. columns: {title: (figure, form)}, or {figure:
+    form}, or one form for all figures."""
     if isinstance(columns, str):
-        columns = {figure: columns for figure in rows[0] if figure != "name"}
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = {name: columns for name in names if name not in ("name", "points")}
     lines = [["", *columns]]
     for row in rows:
         lines.append([row["name"]])
         for title, column in columns.items():
             figure, form = column if isinstance(column, tuple) else (title, column)
             lines[-1].append(cell(row.get(figure), form))
-    return markdown_table(lines)
+    return lines
+
+
+def pivot(rows, columns):
+    """A row for each setting. columns: see `lines_of`."""
+    return markdown_table(lines_of(rows, columns))
 
 
 def turned(rows, form=".3f"):
     """A column for each setting, and a row for each figure."""
-    names = dict.fromkeys(name for row in rows for name in row if name not in ("name", "points"))
-    lines = [["", *(row["name"] for row in rows)]]
-    lines += [[name, *(cell(row.get(name), form) for row in rows)] for name in names]
-    return markdown_table(lines)
+    return markdown_table(list(zip(*lines_of(rows, form))))
 
 
 def grid(corner, names, columns, show):
