@@ -2,17 +2,18 @@
 
     python experiments/claims.py         all of them, ten minutes with the training
 
-Writes claims.json, claims.md and two pictures: the gradient of a completion beside its |A|; pairs,
-and the variance for each G; k1 and k3 by enumeration.
+Writes claims.json, claims.md and five pictures: the gradient of a completion beside its |A|; pairs,
+and the variance for each G; k1 and k3 by enumeration; pass@k; groups with equal rewards.
 
 "base": the toy's base model on three sets of questions. "later": three runs of GRPO, each after 100
 steps (`train.py --algorithm grpo --steps 100 --seed S`, made in runs/claims-S if they are not
-there), on the same sets. Every question gets 64 completions. All gradients are those of the first
-update, where all ratios are 1, without the KL term.
+there), on the same sets. Every question gets 64 completions; so does every held-out question, for
+pass@k. All gradients are those of the first update, where all ratios are 1, without the KL term.
 """
 
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from tqdm import tqdm
@@ -20,13 +21,14 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from cppo import prune
+from engine.base import files
 from engine.data.questions import load_questions
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy
 from engine.run.command_line import parse, run_program
-from engine.run.curves import CPPO, GRPO
+from engine.run.curves import CPPO, FAILS, GRPO
 from experiments.library.bench import heading, over_seeds
-from experiments.library.plot import across, curves, panels, save
+from experiments.library.plot import BAND, across, curves, panels, save
 from experiments.library.study import (
     Options,
     Study,
@@ -38,6 +40,7 @@ from experiments.library.study import (
 )
 from experiments.library.toy_model import answered
 from grpo import group_advantages, kl_k1, kl_k2, kl_k3
+from scores import pass_at_k
 from tasks import toy
 
 STAGES = ("base", "later")
@@ -46,8 +49,11 @@ QUESTIONS = 64  # of a set
 SAMPLED = 64  # completions of a question
 G = 16
 KEPT = (8, 4, 2)
+SCALES = (0.1, 0.3, 1, 2)  # of the noise, in random distributions
 SIZES = (2, 4, 8, 16, 32, 64)
-CLAIMS = ("advantage", "pairs", "kl")  # the parts of the result
+TRIES = (1, 2, 4, 8, 16, 32, 64)  # the k of pass@k
+CLAIMS = ("advantage", "pairs", "kl", "pass", "equal")  # the parts of the result
+INK, PALE = "#1d2733", "#75818d"  # of a picture that compares no algorithms
 
 
 # --- models and their completions ---
@@ -226,7 +232,7 @@ def random_distributions(seed):
     rng = torch.Generator().manual_seed(seed)
     logits, noise = torch.randn(2, 1000, 22, generator=rng, dtype=torch.float64)
     ref_logp, found = logits.log_softmax(1), {}
-    for scale in (0.1, 0.3, 1, 2):
+    for scale in SCALES:
         logp = (logits + scale * noise).log_softmax(1)
         found[f"random softmax, {scale}"] = logp, ref_logp
     return found
@@ -243,6 +249,35 @@ def trained_distributions(model, batch):
     }
 
 
+# --- "RL only sharpens: the base catches up at a large k" ---
+
+
+def passes(model, tokenizer, questions, seed):
+    """{pass@k: its mean over the questions}"""
+    right = []
+    for i in range(0, len(questions), QUESTIONS):
+        batch, _ = answered(model, tokenizer, questions[i : i + QUESTIONS], SAMPLED, seed + i)
+        right += batch.advantages.view(-1, SAMPLED).sum(1).int().tolist()
+    return {f"pass@{k}": fmean(pass_at_k(SAMPLED, n, k) for n in right) for k in TRIES}
+
+
+# --- "a group with equal rewards says nothing" ---
+
+
+def equal_groups(metrics):
+    """{"all right", "all wrong": share of the groups, and the points of the picture}: the mean of
+    every ten steps."""
+    numbers, points = {}, {}
+    for kind in ("all_right", "all_wrong"):
+        name = kind.replace("_", " ")
+        tens = [metrics[i : i + 10] for i in range(0, len(metrics), 10)]
+        means = [fmean(row[kind] for row in rows) for rows in tens]
+        points[name] = [[10 * i + 5, mean] for i, mean in enumerate(means)]
+        numbers[f"{name}, first 10 steps"] = means[0]
+        numbers[f"{name}, last 10 steps"] = means[-1]
+    return numbers | {"points": points}
+
+
 # --- all of them ---
 
 
@@ -253,14 +288,17 @@ def measure(folder, stage, seed):
     batch, _ = answered(model, tokenizer, questions[-QUESTIONS:], SAMPLED, seed)
     gradients = scores(model, batch), batch.advantages, batch.mask.sum(1).float()
     if stage == "base":
-        distributions = random_distributions(seed)
+        distributions, equal = random_distributions(seed), {}
     else:
         distributions = trained_distributions(model, batch)
+        equal = equal_groups(files.read(Path(f"runs/claims-{seed}/metrics.jsonl")))
     kl = {}
     for where, both in distributions.items():
         for name, value in compare(*both).items():
             kl[f"{where}: {name}"] = value.item()
-    found = advantages_and_norms(*gradients), pairs(*gradients), kl
+    held_out, _ = load_questions("toy", tokenizer, split="test", limit=toy.TEST_QUESTIONS)
+    found = (advantages_and_norms(*gradients), pairs(*gradients), kl,
+             passes(model, tokenizer, held_out, seed), equal)
     return dict(zip(CLAIMS, found))
 
 
@@ -270,7 +308,7 @@ STUDY = Study("runs/claims", dict(zip(STAGES, STAGES)), measure)
 def page(result):
     text = heading("Claims, measured", result)
     text += "\n[What the claims are](../../docs/claims.md), [what the figures are](../claims.py)."
-    text += " Mean ± standard deviation over 3 seeds.\n"
+    text += f" Mean ± standard deviation over 3 seeds.{result.get('note', '')}\n"
     for claim in CLAIMS:
         text += f"\n## {claim}\n\n{turned(result[claim], '.4f')}\n"
     return text
@@ -303,9 +341,59 @@ def draw_pairs(rows, folder):
          "64 completions in each gradient; line and band: mean and range of 3 seeds")
 
 
+def draw_kl(rows, folder):
+    base, later = rows["base"], rows["later"]
+    figure, axis = panels(1, 4.8, width=9)
+    lines = {}
+    for name, colour, of_toy, below in (("k1", PALE, PALE, 18), ("k3", INK, FAILS, 0)):
+        points = []
+        for scale in SCALES:
+            x, y = (base[f"random softmax, {scale}: {key}"] for key in ("KL", f"std of {name}"))
+            points.append(zip(x["values"], y["values"]))
+        lines[name] = list(zip(*points)), colour, "o-"
+        x, y = (later[f"after 100 steps: {key}"]["mean"] for key in ("KL", f"std of {name}"))
+        axis.plot(x, y, "D", color=of_toy, markersize=9)
+        axis.annotate(f"{name}, the toy after 100 steps", (x, y), (10, -below), color=of_toy,
+                      fontsize=11, textcoords="offset points", va="center")
+    curves(axis, lines, xscale="log", yscale="log", xlabel="KL to the reference (nats a token)",
+           ylabel="standard deviation of the estimator",
+           title="Near the reference k3 spreads less than k1, on the trained toy four times as far")
+    save(figure, folder / "claims_kl.png",
+         "circles: random distributions, ever further from the reference; mean of 3 seeds")
+
+
+def draw_passes(rows, folder):
+    figure, axes = panels(2)
+    for axis, limits in zip(axes, ((0, 1.02), (0.97, 1.001))):
+        lines = {}
+        for stage, colour in zip(STAGES, (INK, GRPO)):
+            spreads = [rows[stage][f"pass@{k}"] for k in TRIES]
+            lines[NAMES[stage]] = across(spreads), colour, "o-"
+        curves(axis, lines, named=axis is axes[0], xlabel="k", xticks=range(len(TRIES)),
+               xticklabels=TRIES, ylim=limits)
+    axes[0].set_title("pass@k")
+    axes[1].set_title("the same, from 0.97 on")
+    save(figure, folder / "claims_pass.png", "512 held-out questions, 64 answers to each; " + BAND,
+         "From k = 16 on the base is ahead, by one or two questions of 512")
+
+
+def draw_equal(rows, folder):
+    figure, axis = panels(1, 4.8, width=9)
+    of_seeds = rows["later"]["points"]
+    lines = {kind: ([points[kind] for points in of_seeds], colour, "o-")
+             for kind, colour in (("all right", INK), ("all wrong", FAILS))}
+    curves(axis, lines, xlabel="steps of GRPO", ylabel="share of the groups",
+           title="More and more groups are all right, and say nothing", ylim=(0, None))
+    save(figure, folder / "claims_equal.png", "groups of 16, the mean of ten steps; " + BAND)
+
+
 def picture(result, folder):
-    draw_norms(by_name(result["advantage"]), folder)
-    draw_pairs(by_name(result["pairs"]), folder)
+    for claim, draw in DRAWN.items():
+        draw(by_name(result[claim]), folder)
+
+
+DRAWN = {"advantage": draw_norms, "pairs": draw_pairs, "kl": draw_kl, "pass": draw_passes,
+         "equal": draw_equal}
 
 
 def main(argv):
