@@ -46,6 +46,9 @@ REWARDS = [f"{name}, {weight}" for name in ("grpo", "gdpo") for weight in ("0.5"
     ("k3 estimates", "claims", "kl", ["later"], [
         f"after 100 steps{where}: std of k{i}" for where in ("", ", without the first token")
         for i in (1, 3)], 3, 1),
+    ("RL only sharpens", "claims", "pass", STAGES, [
+        f"pass@{k}" for k in (1, 4, 8, 16, 64)], 3, 1),
+    ("A group with equal", "claims", "pairs", STAGES, ["G = 16: groups with equal rewards"], 3, 1),
     ("A rule beats", "judge", "judges", ["judge"], ["accuracy"], 3, 1),
     ("A rule beats", "judge", "runs", [
         "rule, β = 0", *(f"judge, β = {beta}" for beta in ("0", "0.04", "0.5"))],
@@ -59,6 +62,8 @@ REWARDS = [f"{name}, {weight}" for name in ("grpo", "gdpo") for weight in ("0.5"
      ["8, replay: tokens, 99 %"], 2, 1),
     ("GSPO's one ratio", "moe", "ratios", [f"0.0003, {MIXTURE}"], [
         "8, own: sequences, 99 %", "8, replay: sequences, 99 %"], 2, 1),
+    ("GSPO's one ratio", "moe", "ratios", [f"0.0003, {kind}" for kind in (DENSE, SMALL)],
+     ["8, own: sequences, 99 %"], 2, 1),
     ("GSPO's one ratio", "moe", "ratios", [f"0.0003, {MIXTURE}"], ["8, own: changed choices"],
      1, 100),
     ("GSPO's one ratio", "moe", "runs", RUNS, ["sampled"], 3, 1),
