@@ -3,7 +3,7 @@
     python experiments/claims.py         all of them, ten minutes with the training
 
 Writes claims.json, claims.md and five pictures: the gradient of a completion beside its |A|; pairs,
-and the variance for each G; k1 and k3 by enumeration; pass@k; groups with equal rewards.
+and the variance for each G; groups with equal rewards; k1 and k3 by enumeration; pass@k.
 
 "base": the toy's base model on three sets of questions. "later": three runs of GRPO, each after 100
 steps (`train.py --algorithm grpo --steps 100 --seed S`, made in runs/claims-S if they are not
@@ -21,7 +21,6 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from cppo import prune
-from engine.base import files
 from engine.data.questions import load_questions
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy
@@ -52,8 +51,8 @@ KEPT = (8, 4, 2)
 SCALES = (0.1, 0.3, 1, 2)  # of the noise, in random distributions
 SIZES = (2, 4, 8, 16, 32, 64)
 TRIES = (1, 2, 4, 8, 16, 32, 64)  # the k of pass@k
-CLAIMS = ("advantage", "pairs", "kl", "pass", "equal")  # the parts of the result
-INK, PALE = "#1d2733", "#75818d"  # of a picture that compares no algorithms
+CLAIMS = ("advantage", "pairs", "kl", "pass")  # the parts of the result
+INK = "#1d2733"
 
 
 # --- models and their completions ---
@@ -261,23 +260,6 @@ def passes(model, tokenizer, questions, seed):
     return {f"pass@{k}": fmean(pass_at_k(SAMPLED, n, k) for n in right) for k in TRIES}
 
 
-# --- "a group with equal rewards says nothing" ---
-
-
-def equal_groups(metrics):
-    """{"all right", "all wrong": share of the groups, and the points of the picture}: the mean of
-    every ten steps."""
-    numbers, points = {}, {}
-    for kind in ("all_right", "all_wrong"):
-        name = kind.replace("_", " ")
-        tens = [metrics[i : i + 10] for i in range(0, len(metrics), 10)]
-        means = [fmean(row[kind] for row in rows) for rows in tens]
-        points[name] = [[10 * i + 5, mean] for i, mean in enumerate(means)]
-        numbers[f"{name}, first 10 steps"] = means[0]
-        numbers[f"{name}, last 10 steps"] = means[-1]
-    return numbers | {"points": points}
-
-
 # --- all of them ---
 
 
@@ -288,17 +270,16 @@ def measure(folder, stage, seed):
     batch, _ = answered(model, tokenizer, questions[-QUESTIONS:], SAMPLED, seed)
     gradients = scores(model, batch), batch.advantages, batch.mask.sum(1).float()
     if stage == "base":
-        distributions, equal = random_distributions(seed), {}
+        distributions = random_distributions(seed)
     else:
         distributions = trained_distributions(model, batch)
-        equal = equal_groups(files.read(Path(f"runs/claims-{seed}/metrics.jsonl")))
     kl = {}
     for where, both in distributions.items():
         for name, value in compare(*both).items():
             kl[f"{where}: {name}"] = value.item()
     held_out, _ = load_questions("toy", tokenizer, split="test", limit=toy.TEST_QUESTIONS)
     found = (advantages_and_norms(*gradients), pairs(*gradients), kl,
-             passes(model, tokenizer, held_out, seed), equal)
+             passes(model, tokenizer, held_out, seed))
     return dict(zip(CLAIMS, found))
 
 
@@ -327,34 +308,45 @@ def draw_norms(rows, folder):
          "At the same |A| a short wrong guess of the base moves the weights most")
 
 
+def of_stages(rows, figure, values):
+    """The line of each stage, for `curves`: a figure whose name holds one of these values."""
+    return {NAMES[stage]: (across(rows[stage][figure.format(x)] for x in values), own, "o-")
+            for stage, own in zip(STAGES, (INK, GRPO))}
+
+
 def draw_pairs(rows, folder):
     figure, axis = panels(1, 4.8, width=9)
-    lines = {}
-    for stage, colour in zip(STAGES, (GRPO, CPPO)):
-        noise = [rows[stage][f"G = {size}: noise of 64 completions"] for size in SIZES]
-        lines[NAMES[stage]] = across(noise), colour, "o-"
     ticks = [f"G = {size}\n{SAMPLED * (size - 1) // 2} pairs" for size in SIZES]
-    curves(axis, lines, title="More pairs, but not less noise: G = 4 to 8 has the least",
+    curves(axis, of_stages(rows, "G = {}: noise of 64 completions", SIZES),
+           title="More pairs, but not less noise: G = 4 to 8 has the least",
            ylabel="variance / squared norm of the mean", xticks=range(len(SIZES)),
            xticklabels=ticks, ylim=(0, None))
     save(figure, folder / "claims_pairs.png",
          "64 completions in each gradient; line and band: mean and range of 3 seeds")
 
 
+def draw_equal(rows, folder):
+    figure, axis = panels(1, 4.8, width=9)
+    curves(axis, of_stages(rows, "G = {}: groups with equal rewards", SIZES),
+           title="After training more than a third of the groups of 16 say nothing",
+           xlabel="G", ylabel="share of groups with equal rewards", xticks=range(len(SIZES)),
+           xticklabels=SIZES)
+    save(figure, folder / "claims_equal.png", BAND)
+
+
 def draw_kl(rows, folder):
-    base, later = rows["base"], rows["later"]
+    def place(stage, where, name):
+        found = rows[stage]
+        return found[f"{where}: KL"]["mean"], found[f"{where}: std of {name}"]["mean"]
+
     figure, axis = panels(1, 4.8, width=9)
     lines = {}
-    for name, colour, of_toy, below in (("k1", PALE, PALE, 12), ("k3", INK, FAILS, 0)):
-        points = []
-        for scale in SCALES:
-            x, y = (base[f"random softmax, {scale}: {key}"] for key in ("KL", f"std of {name}"))
-            points.append(zip(x["values"], y["values"]))
-        lines[name] = list(zip(*points)), colour, "o-"
-        x, y = (later[f"after 100 steps: {key}"]["mean"] for key in ("KL", f"std of {name}"))
-        axis.plot(x, y, "D", color=of_toy, markersize=9)
-        axis.annotate(f"{name}, the toy", (x, y), (10, -below), color=of_toy, fontsize=11,
-                      textcoords="offset points", va="center")
+    for name, own in (("k1", INK), ("k3", FAILS)):
+        points = [place("base", f"random softmax, {scale}", name) for scale in SCALES]
+        lines[name] = [points], own, "o-"
+        toy_at = place("later", "after 100 steps", name)
+        axis.plot(*toy_at, "D", color=own, markersize=9)
+        axis.text(*toy_at, f"   {name}, the toy", color=own, va="top", fontsize=11)
     curves(axis, lines, xscale="log", yscale="log", xlabel="KL to the reference (nats a token)",
            ylabel="standard deviation of the estimator",
            title="Near the reference k3 spreads less than k1, on the trained toy four times as far")
@@ -364,36 +356,21 @@ def draw_kl(rows, folder):
 
 def draw_passes(rows, folder):
     figure, axes = panels(2)
-    for axis, limits in zip(axes, ((0, 1.02), (0.97, 1.001))):
-        lines = {}
-        for stage, colour in zip(STAGES, (INK, GRPO)):
-            spreads = [rows[stage][f"pass@{k}"] for k in TRIES]
-            lines[NAMES[stage]] = across(spreads), colour, "o-"
-        curves(axis, lines, named=axis is axes[0], xlabel="k", xticks=range(len(TRIES)),
-               xticklabels=TRIES, ylim=limits)
-    axes[0].set_title("pass@k")
-    axes[1].set_title("the same, from 0.97 on")
+    titles = {"pass@k": (0, 1.02), "the same, from 0.97 on": (0.97, 1.001)}
+    for axis, (title, limits) in zip(axes, titles.items()):
+        curves(axis, of_stages(rows, "pass@{}", TRIES), title=title, xlabel="k",
+               xticks=range(len(TRIES)), xticklabels=TRIES, ylim=limits)
     save(figure, folder / "claims_pass.png", "512 held-out questions, 64 answers to each; " + BAND,
          "From k = 16 on the base is ahead, by one or two questions of 512")
 
 
-def draw_equal(rows, folder):
-    figure, axis = panels(1, 4.8, width=9)
-    of_seeds = rows["later"]["points"]
-    lines = {kind: ([points[kind] for points in of_seeds], colour, "o-")
-             for kind, colour in (("all right", INK), ("all wrong", FAILS))}
-    curves(axis, lines, xlabel="steps of GRPO", ylabel="share of the groups",
-           title="More and more groups are all right, and say nothing", ylim=(0, None))
-    save(figure, folder / "claims_equal.png", "groups of 16, the mean of ten steps; " + BAND)
-
-
 def picture(result, folder):
-    for claim, draw in DRAWN.items():
-        draw(by_name(result[claim]), folder)
-
-
-DRAWN = {"advantage": draw_norms, "pairs": draw_pairs, "kl": draw_kl, "pass": draw_passes,
-         "equal": draw_equal}
+    rows = {claim: by_name(result[claim]) for claim in CLAIMS}
+    draw_norms(rows["advantage"], folder)
+    draw_pairs(rows["pairs"], folder)
+    draw_equal(rows["pairs"], folder)
+    draw_kl(rows["kl"], folder)
+    draw_passes(rows["pass"], folder)
 
 
 def main(argv):

@@ -83,6 +83,19 @@ def test_the_page_says_what_was_stored(section, name, part, rows, figures, digit
     assert not missing
 
 
+def test_a_row_of_the_table_says_what_its_section_says():
+    """The verdict, and the number: in the section it has more digits, or is no percentage."""
+    rows = re.findall(r"\| .&nbsp;(.*?) \| \[(.*)\]\(.*\*\*(?:k = )?([\d.]+)( %)?", TEXT)
+    assert len(rows) == 18
+    for verdict, sentence, number, percent in rows:
+        section = TEXT.split(f"\n## {sentence}\n".replace("\\", ""))[1].split("<details>")[0]
+        assert section.strip().startswith(f"**{verdict.capitalize()}")
+        digits = len(number.partition(".")[2])
+        said = [float(x.replace(",", "")) for x in re.findall(r"\d[\d,]*(?:\.\d+)?", section)]
+        near = [100 * x for x in said] + said if percent else said
+        assert any(f"{x:.{digits}f}" == number for x in near), sentence
+
+
 def test_the_page_says_where_runs_collapse():
     """The edge of each row and its accuracy at 0.0004, in the order of the page."""
     rows = by_name(stored("collapse")["rows"])
