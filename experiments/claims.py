@@ -1,6 +1,6 @@
 """Sentences that people repeat about GRPO, measured on the toy. docs/claims.md says what they are.
 
-    python experiments/claims.py         all of them, ten minutes with the training
+    python experiments/claims.py         all of them, thirteen minutes with the training
 
 Writes claims.json, claims.md and five pictures: the gradient of a completion beside its |A|; pairs,
 and the variance for each G; groups with equal rewards; k1 and k3 by enumeration; pass@k.
@@ -314,30 +314,29 @@ def of_stages(rows, figure, values):
             for stage, own in zip(STAGES, (INK, GRPO))}
 
 
+def draw_sizes(rows, figure, output, text, **labels):
+    """Of a figure for each G: a line for each stage."""
+    picture, axis = panels(1, 4.8, width=9)
+    curves(axis, of_stages(rows, figure, SIZES), xticks=range(len(SIZES)), ylim=(0, None), **labels)
+    save(picture, output, text)
+
+
 def draw_pairs(rows, folder):
-    figure, axis = panels(1, 4.8, width=9)
-    ticks = [f"G = {size}\n{SAMPLED * (size - 1) // 2} pairs" for size in SIZES]
-    curves(axis, of_stages(rows, "G = {}: noise of 64 completions", SIZES),
-           title="More pairs, but not less noise: G = 4 to 8 has the least",
-           ylabel="variance / squared norm of the mean", xticks=range(len(SIZES)),
-           xticklabels=ticks, ylim=(0, None))
-    save(figure, folder / "claims_pairs.png",
-         "64 completions in each gradient; line and band: mean and range of 3 seeds")
-
-
-def draw_equal(rows, folder):
-    figure, axis = panels(1, 4.8, width=9)
-    curves(axis, of_stages(rows, "G = {}: groups with equal rewards", SIZES),
-           title="After training more than a third of the groups of 16 say nothing",
-           xlabel="G", ylabel="share of groups with equal rewards", xticks=range(len(SIZES)),
-           xticklabels=SIZES)
-    save(figure, folder / "claims_equal.png", BAND)
+    draw_sizes(
+        rows, "G = {}: noise of 64 completions", folder / "claims_pairs.png",
+        "64 completions in each gradient; " + BAND,
+        title="More pairs, but not less noise: G = 4 to 8 has the least",
+        ylabel="variance / squared norm of the mean",
+        xticklabels=[f"G = {size}\n{SAMPLED * (size - 1) // 2} pairs" for size in SIZES])
+    draw_sizes(
+        rows, "G = {}: groups with equal rewards", folder / "claims_equal.png", BAND,
+        title="After training more than a third of the groups of 16 say nothing",
+        ylabel="share of groups with equal rewards", xticklabels=[f"G = {size}" for size in SIZES])
 
 
 def draw_kl(rows, folder):
     def place(stage, where, name):
-        found = rows[stage]
-        return found[f"{where}: KL"]["mean"], found[f"{where}: std of {name}"]["mean"]
+        return [rows[stage][f"{where}: {key}"]["mean"] for key in ("KL", f"std of {name}")]
 
     figure, axis = panels(1, 4.8, width=9)
     lines = {}
@@ -365,12 +364,8 @@ def draw_passes(rows, folder):
 
 
 def picture(result, folder):
-    rows = {claim: by_name(result[claim]) for claim in CLAIMS}
-    draw_norms(rows["advantage"], folder)
-    draw_pairs(rows["pairs"], folder)
-    draw_equal(rows["pairs"], folder)
-    draw_kl(rows["kl"], folder)
-    draw_passes(rows["pass"], folder)
+    for claim, draw in zip(CLAIMS, (draw_norms, draw_pairs, draw_kl, draw_passes)):
+        draw(by_name(result[claim]), folder)
 
 
 def main(argv):
