@@ -1,18 +1,19 @@
 """Sentences that people repeat about GRPO, measured on the toy. docs/claims.md says what they are.
 
-    python experiments/claims.py         all of them, ten minutes with the training
+    python experiments/claims.py         all of them, thirteen minutes with the training
 
-Writes claims.json, claims.md and two pictures: the gradient of a completion beside its |A|; pairs,
-and the variance for each G; k1 and k3 by enumeration.
+Writes claims.json, claims.md and five pictures: the gradient of a completion beside its |A|; pairs,
+and the variance for each G; groups with equal rewards; k1 and k3 by enumeration; pass@k.
 
 "base": the toy's base model on three sets of questions. "later": three runs of GRPO, each after 100
 steps (`train.py --algorithm grpo --steps 100 --seed S`, made in runs/claims-S if they are not
-there), on the same sets. Every question gets 64 completions. All gradients are those of the first
-update, where all ratios are 1, without the KL term.
+there), on the same sets. Every question gets 64 completions; so does every held-out question, for
+pass@k. All gradients are those of the first update, where all ratios are 1, without the KL term.
 """
 
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from tqdm import tqdm
@@ -25,7 +26,7 @@ from engine.model.loading import load_model
 from engine.model.logprobs import Policy
 from engine.run.command_line import parse, run_program
 from experiments.library.bench import heading, over_seeds
-from experiments.library.plot import FAILS, INK, across, curves, panels, save, swatch
+from experiments.library.plot import BAND, FAILS, INK, across, curves, panels, save, swatch
 from experiments.library.study import (
     Options,
     Study,
@@ -37,6 +38,7 @@ from experiments.library.study import (
 )
 from experiments.library.toy_model import answered
 from grpo import group_advantages, kl_k1, kl_k2, kl_k3
+from scores import pass_at_k
 from tasks import toy
 
 STAGES = ("base", "later")
@@ -45,8 +47,10 @@ QUESTIONS = 64  # of a set
 SAMPLED = 64  # completions of a question
 G = 16
 KEPT = (8, 4, 2)
+SCALES = (0.1, 0.3, 1, 2)  # of the noise, in random distributions
 SIZES = (2, 4, 8, 16, 32, 64)
-CLAIMS = ("advantage", "pairs", "kl")  # the parts of the result
+TRIES = (1, 2, 4, 8, 16, 32, 64)  # the k of pass@k
+CLAIMS = ("advantage", "pairs", "kl", "pass")  # the parts of the result
 
 
 # --- models and their completions ---
@@ -225,7 +229,7 @@ def random_distributions(seed):
     rng = torch.Generator().manual_seed(seed)
     logits, noise = torch.randn(2, 1000, 22, generator=rng, dtype=torch.float64)
     ref_logp, found = logits.log_softmax(1), {}
-    for scale in (0.1, 0.3, 1, 2):
+    for scale in SCALES:
         logp = (logits + scale * noise).log_softmax(1)
         found[f"random softmax, {scale}"] = logp, ref_logp
     return found
@@ -240,6 +244,18 @@ def trained_distributions(model, batch):
         "after 100 steps": (logp, ref_logp),
         "after 100 steps, without the first token": (logp[later], ref_logp[later]),
     }
+
+
+# --- "RL only sharpens: the base catches up at a large k" ---
+
+
+def passes(model, tokenizer, questions, seed):
+    """{pass@k: its mean over the questions}"""
+    right = []
+    for i in range(0, len(questions), QUESTIONS):
+        batch, _ = answered(model, tokenizer, questions[i : i + QUESTIONS], SAMPLED, seed + i)
+        right += batch.advantages.view(-1, SAMPLED).sum(1).int().tolist()
+    return {f"pass@{k}": fmean(pass_at_k(SAMPLED, n, k) for n in right) for k in TRIES}
 
 
 # --- all of them ---
@@ -259,7 +275,9 @@ def measure(folder, stage, seed):
     for where, both in distributions.items():
         for name, value in compare(*both).items():
             kl[f"{where}: {name}"] = value.item()
-    found = advantages_and_norms(*gradients), pairs(*gradients), kl
+    held_out, _ = load_questions("toy", tokenizer, split="test", limit=toy.TEST_QUESTIONS)
+    found = (advantages_and_norms(*gradients), pairs(*gradients), kl,
+             passes(model, tokenizer, held_out, seed))
     return dict(zip(CLAIMS, found))
 
 
@@ -269,13 +287,14 @@ STUDY = Study("runs/claims", dict(zip(STAGES, STAGES)), measure)
 def page(result):
     text = heading("Claims, measured", result)
     text += "\n[What the claims are](../../docs/claims.md), [what the figures are](../claims.py)."
-    text += " Mean ± standard deviation over 3 seeds.\n"
+    text += f" Mean ± standard deviation over 3 seeds.{result.get('note', '')}\n"
     for claim in CLAIMS:
         text += f"\n## {claim}\n\n{turned(result[claim], '.4f')}\n"
     return text
 
 
 KINDS = {"right": INK, "wrong": FAILS}  # of completions
+ESTIMATORS = {"k1": INK, "k3": FAILS}
 
 
 def draw_norms(rows, folder):
@@ -292,24 +311,65 @@ def draw_norms(rows, folder):
          "At the same |A| a short wrong guess of the base moves the weights most")
 
 
+def of_stages(rows, figure, values):
+    """The line of each stage, for `curves`: a figure whose name holds one of these values."""
+    return {NAMES[stage]: across(rows[stage][figure.format(x)] for x in values)
+            for stage in STAGES}
+
+
+def draw_sizes(rows, figure, output, text, **labels):
+    """Of a figure for each G: a line for each stage."""
+    picture, axis = panels(1, 4.8, width=9)
+    curves(axis, of_stages(rows, figure, SIZES), marker="o", xticks=range(len(SIZES)),
+           ylim=(0, None), **labels)
+    save(picture, output, text)
+
+
 def draw_pairs(rows, folder):
+    draw_sizes(
+        rows, "G = {}: noise of 64 completions", folder / "claims_pairs.png",
+        "64 completions in each gradient; " + BAND,
+        title="More pairs, but not less noise: G = 4 to 8 has the least",
+        ylabel="variance / squared norm of the mean",
+        xticklabels=[f"G = {size}\n{SAMPLED * (size - 1) // 2} pairs" for size in SIZES])
+    draw_sizes(
+        rows, "G = {}: groups with equal rewards", folder / "claims_equal.png", BAND,
+        title="After training more than a third of the groups of 16 say nothing",
+        ylabel="share of groups with equal rewards", xticklabels=[f"G = {size}" for size in SIZES])
+
+
+def draw_kl(rows, folder):
+    def place(stage, where, name):
+        return [rows[stage][f"{where}: {key}"]["mean"] for key in ("KL", f"std of {name}")]
+
     figure, axis = panels(1, 4.8, width=9)
     lines = {}
-    for stage in STAGES:
-        noise = [rows[stage][f"G = {size}: noise of 64 completions"] for size in SIZES]
-        lines[NAMES[stage]] = across(noise)
-    ticks = [f"G = {size}\n{SAMPLED * (size - 1) // 2} pairs" for size in SIZES]
-    curves(axis, lines, marker="o",
-           title="More pairs, but not less noise: G = 4 to 8 has the least",
-           ylabel="variance / squared norm of the mean", xticks=range(len(SIZES)),
-           xticklabels=ticks, ylim=(0, None))
-    save(figure, folder / "claims_pairs.png",
-         "64 completions in each gradient; line and band: mean and range of 3 seeds")
+    for name, own in ESTIMATORS.items():
+        lines[name] = [[place("base", f"random softmax, {scale}", name) for scale in SCALES]]
+        toy_at = place("later", "after 100 steps", name)
+        axis.plot(*toy_at, "D", color=own, markersize=9)
+        axis.text(*toy_at, f"   {name}, the toy", color=own, va="top", fontsize=11)
+    curves(axis, lines, look=ESTIMATORS.get, marker="o", xscale="log", yscale="log",
+           xlabel="KL to the reference (nats a token)",
+           ylabel="standard deviation of the estimator",
+           title="Near the reference k3 spreads less than k1, on the trained toy four times as far")
+    save(figure, folder / "claims_kl.png",
+         "circles: random distributions; diamonds: the toy after 100 steps; mean of 3 seeds")
+
+
+def draw_passes(rows, folder):
+    figure, axes = panels(2)
+    titles = {"pass@k": (0, 1.02), "the same, from 0.97 on": (0.97, 1.001)}
+    for axis, (title, limits) in zip(axes, titles.items()):
+        curves(axis, of_stages(rows, "pass@{}", TRIES), marker="o", title=title, xlabel="k",
+               xticks=range(len(TRIES)), xticklabels=TRIES, ylim=limits)
+    save(figure, folder / "claims_pass.png", "512 held-out questions, 64 answers to each; " + BAND,
+         "From k = 16 on the base is ahead, by one or two questions of 512")
 
 
 def picture(result, folder):
-    draw_norms(by_name(result["advantage"]), folder)
-    draw_pairs(by_name(result["pairs"]), folder)
+    for claim, draw in zip(CLAIMS, (draw_norms, draw_pairs, draw_kl, draw_passes)):
+        draw(by_name(result[claim]), folder)
 
 
 def main(argv):

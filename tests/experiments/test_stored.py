@@ -46,6 +46,9 @@ REWARDS = [f"{name}, {weight}" for name in ("grpo", "gdpo") for weight in ("0.5"
     ("k3 estimates", "claims", "kl", ["later"], [
         f"after 100 steps{where}: std of k{i}" for where in ("", ", without the first token")
         for i in (1, 3)], 3, 1),
+    ("RL only sharpens", "claims", "pass", STAGES, [
+        f"pass@{k}" for k in (1, 4, 8, 16, 64)], 3, 1),
+    ("A group with equal", "claims", "pairs", STAGES, ["G = 16: groups with equal rewards"], 3, 1),
     ("A rule beats", "judge", "judges", ["judge"], ["accuracy"], 3, 1),
     ("A rule beats", "judge", "runs", [
         "rule, β = 0", *(f"judge, β = {beta}" for beta in ("0", "0.04", "0.5"))],
@@ -59,6 +62,8 @@ REWARDS = [f"{name}, {weight}" for name in ("grpo", "gdpo") for weight in ("0.5"
      ["8, replay: tokens, 99 %"], 2, 1),
     ("GSPO's one ratio", "moe", "ratios", [f"0.0003, {MIXTURE}"], [
         "8, own: sequences, 99 %", "8, replay: sequences, 99 %"], 2, 1),
+    ("GSPO's one ratio", "moe", "ratios", [f"0.0003, {kind}" for kind in (DENSE, SMALL)],
+     ["8, own: sequences, 99 %"], 2, 1),
     ("GSPO's one ratio", "moe", "ratios", [f"0.0003, {MIXTURE}"], ["8, own: changed choices"],
      1, 100),
     ("GSPO's one ratio", "moe", "runs", RUNS, ["sampled"], 3, 1),
@@ -76,6 +81,19 @@ def test_the_page_says_what_was_stored(section, name, part, rows, figures, digit
     missing = [(row, figure) for row in rows for figure in figures
                if not says(section, found[row][figure], digits, times)]
     assert not missing
+
+
+def test_a_row_of_the_table_says_what_its_section_says():
+    """The verdict, and the number: in the section it has more digits, or is no percentage."""
+    rows = re.findall(r"\| .&nbsp;(.*?) \| \[(.*)\]\(.*\*\*(?:k = )?([\d.]+)( %)?", TEXT)
+    assert len(rows) == 18
+    for verdict, sentence, number, percent in rows:
+        section = TEXT.split(f"\n## {sentence}\n".replace("\\", ""))[1].split("<details>")[0]
+        assert section.strip().startswith(f"**{verdict.capitalize()}")
+        digits = len(number.partition(".")[2])
+        said = [float(x.replace(",", "")) for x in re.findall(r"\d[\d,]*(?:\.\d+)?", section)]
+        near = [100 * x for x in said] + said if percent else said
+        assert any(f"{x:.{digits}f}" == number for x in near), sentence
 
 
 def test_the_page_says_where_runs_collapse():
