@@ -224,8 +224,9 @@ function draw_time() {
 function bound(times, totals) {
   const i = lanes.findIndex(({ settings }) => k_of(settings) === settings.group_size);
   if (!totals[i]) return "";
-  const most = fixed(totals[i] / times[i][0][1], 1);
-  return say`Pruning does not shorten sampling. Alone it makes ${title_of(lanes[i])} at most ${most} times as fast.`;
+  const [[, sampling]] = times[i];
+  const [name, most] = [title_of(lanes[i]), fixed(totals[i] / sampling, 1)];
+  return say`Pruning does not shorten sampling. Alone it makes ${name} at most ${most} times as fast.`;
 }
 
 // --- the same three questions ---
@@ -332,8 +333,9 @@ function formulas({ shown, settings }, completions) {
 
 // Rewards of 0 and 1 give only two values of |A|, so equal ones are kept and pruned.
 function tie(completions, { method }) {
-  const sizes = is_kept => completions.filter(c => c.kept === is_kept).map(c => Math.abs(c.advantage));
-  const is_tie = Math.max(...sizes(false)) === Math.min(...sizes(true));
+  const size = ({ advantage }) => Math.abs(advantage);
+  const largest = Math.max(...completions.filter(c => !c.kept).map(size));
+  const is_tie = largest === Math.min(...completions.filter(c => c.kept).map(size));
   return is_tie && method !== "random" ? say`Of equal |A| the first ones are kept.` : "";
 }
 

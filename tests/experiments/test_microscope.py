@@ -136,9 +136,8 @@ def test_the_numbers_of_the_page_are_those_of_the_formulas(recorded):
             before = column(c, "before")
             after = column(c, "after")
             assert len(before) == len(after) == len(c["tokens"])
-            if c["kept"]:
-                pushed += len(c["tokens"])
-                moved += ((after - before).abs() > MOVED).sum()
+            pushed += c["kept"] * len(before)
+            moved += c["kept"] * ((after - before).abs() > MOVED).sum()
             for one in c["passes"]:
                 columns = [column(one, name) for name in ("logp", "old", "ref")]
                 right = computed(*columns, c["advantage"])
@@ -148,7 +147,7 @@ def test_the_numbers_of_the_page_are_those_of_the_formulas(recorded):
                 losses[one["update"] - 1] += right["part"].sum().item()
                 clipped += right["clipped"].sum()
     assert losses == pytest.approx([update["loss"] for update in page["updates"]], abs=1e-5)
-    assert (kept, pushed, moved) == tuple(page[name] for name in ("trained", "tokens", "moved"))
+    assert (kept, pushed, moved) == (page["trained"], page["tokens"], page["moved"])
     assert clipped > 0
 
 
@@ -362,7 +361,7 @@ def test_the_page_shows_the_numbers_of_each_token(browser):
             shown(one[name][t]) for name in ("ref", "logp", "old", "ratio")]
         assert (gradient[0] == "+") == (one["gradient"][t] > 0)
         assert moved.lstrip("+−") == shown(abs(change))
-        assert f"A {advantage}" in page.run(LABEL) and f"ratio {ratio}, KL " in page.run(LABEL)
+        assert f"ratio {ratio}, KL " in page.run(LABEL)
         page.run(KEY % "ArrowRight")
     page.run(KEY % "ArrowLeft")  # from the last token
     assert page.run("document.activeElement.dataset.at") == f"0 {len(first['tokens']) - 2}"
