@@ -191,8 +191,9 @@ def cell(value, form=""):
     if not isinstance(value, dict):
         return value if isinstance(value, str) else format(value, form)
     if "median" in value:
-        return f"{value['median']:{form}} ({value['min']:{form}} to {value['max']:{form}})"
-    return f"{value['mean']:{form}} ± {value['std']:{form}}"
+        centre, low, high = (format(value[key], form) for key in ("median", "min", "max"))
+        return f"{centre} ({low} to {high})"
+    return f"{format(value['mean'], form)} ± {format(value['std'], form)}"
 
 
 def lines_of(rows, columns):
