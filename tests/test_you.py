@@ -16,7 +16,6 @@ from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
 from engine.model.sampling import Sampler
 from rewards import toy_accuracy
-from tests.browser import Browser, needs_chromium
 from tests.examples import named
 from tests.live import close, completions_of, flat, model_of_page, tensors
 from tests.training import networks_around
@@ -24,7 +23,6 @@ from train import train_step
 from update import Limits
 
 PAGE = Path(__file__).parent.parent / "docs" / "you.html"
-pytestmark = needs_chromium
 
 WEIGHTS = """new Promise(done => {
   worker.addEventListener("message", ({ data }) => data.weights && done([...data.weights]));
@@ -34,17 +32,15 @@ PROBES = {"7+4-2-8+7=?": 8, "3-3+2+7+9=?": 18, "4-1+9+9+5=?": 26, "8+6-5+1-2=?":
           "2+2+9-7+3=?": 9, "6-1-3+8+4=?": 14, "9+9-8+5-6=?": 9, "5+7+1-4+6=?": 15}
 
 
-@pytest.fixture(scope="module")
-def opened():
+@pytest.fixture
+def opened(browser):
     """open(settings, width, height) → the page, after its model has answered."""
-    with Browser() as browser:
+    def opened(settings="lang=en", width=1280, height=900):
+        page = browser.open(f"{PAGE}#{settings}", width, height)
+        page.wait("seen", 30)
+        return page
 
-        def opened(settings="lang=en", width=1280, height=900):
-            page = browser.open(f"{PAGE}#{settings}", width, height)
-            page.wait("seen", 30)
-            return page
-
-        yield opened
+    return opened
 
 
 def press(page, key):
@@ -85,7 +81,6 @@ def test_clicks_are_the_rewards_of_train_step(opened):
             Limits(), [asked], random.Random(0))
         assert len(step.rows) == (2 if few else 16) and 0 < sum(rewards) < 16
     close(page.run(WEIGHTS), flat(dict(networks.model.named_parameters())), 2e-5)
-    assert page.problems() == []
 
 
 def measured(weights):
@@ -124,7 +119,6 @@ def test_twelve_clicks_make_thoughts_more_likely_and_a_link_makes_the_model_agai
     assert "guess" in again.run("guess.innerText") and not again.run("said.checkVisibility()")
     again.click("#reveal")
     assert again.run("said.innerText") == said
-    assert page.problems() == again.problems() == []
 
 
 @pytest.mark.slow
@@ -168,4 +162,4 @@ def test_a_program_clicks_and_the_page_speaks_two_languages(opened, width, heigh
       .filter(node => node.checkVisibility())
       .map(node => node.innerText || node.labels[0]?.innerText || $("of-own").textContent)""")
     assert len(names) > 10 and all(names)
-    assert page.run("document.documentElement.scrollWidth") <= width and page.problems() == []
+    assert page.run("document.documentElement.scrollWidth") <= width
