@@ -14,12 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
-import pytest
-
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here to open the page")
 FLAGS = [
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
     "--remote-debugging-pipe", "about:blank",
@@ -75,6 +72,10 @@ class Browser:
             text += byte
         return json.loads(text)
 
+    def problems(self):
+        """All that its pages have thrown or written to the console."""
+        return [event for event in self.events if event["method"] in PROBLEMS]
+
     def open(self, address, width, height):
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -112,8 +113,3 @@ class Page:
 
     def click(self, selector):
         self.run(f"document.querySelector({json.dumps(selector)}).click()")
-
-    def problems(self):
-        """All that was thrown or written to the console."""
-        return [event["params"] for event in self.browser.events
-                if event.get("sessionId") == self.session and event["method"] in PROBLEMS]

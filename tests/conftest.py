@@ -16,6 +16,7 @@ import torch
 from engine.model.loading import load_model
 from notebooks.exercises.make import FILES, TESTS
 from tasks import toy
+from tests.browser import CHROMIUM, Browser
 
 torch.set_num_threads(1)
 # no test asks the hub
@@ -42,6 +43,22 @@ def undrawn():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("engine.run.curves.curves", lambda *_: None)
         yield
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here to open the page")
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(chromium):
+    """In a test no page of it may throw, or write to the console."""
+    chromium.events.clear()
+    yield chromium
+    assert chromium.problems() == []
 
 
 LONGEST = ("test_main_job", "test_notebooks", "test_ranks", "test_train", "test_checkpoint")

@@ -1,14 +1,13 @@
 """examples/my_tool.py: a calculator in a completion. What it computes, who wrote what, when it
-ends; and a run with it, which is killed and resumed."""
+ends; and a run with it."""
 
 import math
 import random
-import shutil
 from copy import deepcopy
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from torch.nn.utils.rnn import pad_sequence
 
 import eval as evaluation
 import train
@@ -31,22 +30,22 @@ from tests.training import a_rollout, completion_logprobs, networks_around
 from train import train_step
 from update import Limits
 
-TOOL = "examples/my_tool.py:WithCalculator"
 ROOM = Sampling(toy_tool.MAX_NEW_TOKENS)
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
-@pytest.mark.parametrize("call, result", [
-    ("27*43", "1161"), ("1161+16*12", "1353"), ("2*3+4", "10"), ("2-3-4", "-5"), ("2*3*4", "24"),
-    ("7", "?"), ("1+2+3+4", "?"), ("9**9", "?"), ("-2*3", "?"), ("1234567*2", "?"), ("2*", "?"),
+@pytest.mark.parametrize("call", ["27*43", "1161+16*12", "2*3+4", "2-3-4", "2*3*4"])
+def test_the_calculator_computes_the_last_call(call):
+    text = f"<tool>1*1</tool>...<tool>{call}</tool>"
+    assert answer_call(text) == f"<result>{eval(call)}</result>"
+
+
+@pytest.mark.parametrize("text", [
+    "<tool>7", "<tool>1+2+3+4", "<tool>9**9", "<tool>-2*3", "<tool>1234567*2", "<tool>2*",
+    "27*43",  # without an opening tag
 ])
-def test_the_calculator_computes_or_says_that_it_cannot(call, result):
-    assert calculate(call) == result
-    assert answer_call(f"<tool>1*1</tool>...<tool>{call}</tool>") == f"<result>{result}</result>"
-
-
-def test_a_call_without_an_opening_tag_is_malformed():
-    assert answer_call("27*43</tool>") == "<result>?</result>"
+def test_the_calculator_says_that_it_cannot(text):
+    assert answer_call(f"{text}</tool>") == "<result>?</result>"
 
 
 # --- a sampler that writes what a test says ---
@@ -58,7 +57,7 @@ class Script:
     dtype = torch.float32
 
     def __init__(self, tokenizer, *turns):
-        self.tokenizer, self.turns, self.asked, self.seeds = tokenizer, list(turns), [], []
+        self.tokenizer, self.turns, self.asked = tokenizer, list(turns), []
         self.stop_ids = [tokenizer.eos_token_id]
 
     refresh = free_memory = None  # nobody trains here
@@ -66,15 +65,13 @@ class Script:
     def sample(self, prompts, group_size, sampling, seed, places=None):
         if not prompts:
             return Completions.none("cpu")
-        self.asked.append((self.tokenizer.batch_decode(prompts), group_size, places))
-        self.seeds.append(seed)
-        rows = [self.tokenizer(text).input_ids for text in self.turns.pop(0)]
-        lengths = torch.tensor([len(row) for row in rows])
-        width = int(lengths.max())
-        tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+        self.asked.append((self.tokenizer.batch_decode(prompts), group_size, places, seed))
+        rows = [torch.tensor(self.tokenizer(text).input_ids) for text in self.turns.pop(0)]
         ended = torch.tensor([row[-1] in self.stop_ids for row in rows])
+        lengths = torch.tensor([*map(len, rows)])
+        tokens = pad_sequence(rows, batch_first=True)
         mask = completion_mask(tokens, lengths)
-        return Completions(tokens, lengths, ~ended, -0.5 * mask.float(), mask)
+        return Completions(tokens, lengths, ~ended, -0.5 * mask, mask)
 
 
 @pytest.fixture(scope="module")
@@ -82,12 +79,11 @@ def tokenizer():
     return toy_model.make_tokenizer("tool")
 
 
-def written(tokenizer, *turns, room=64, prompts=("1*2=?",), group_size=2):
-    """(Completions, their texts, the script) of a script with the calculator."""
+def written(tokenizer, *turns, room=64):
+    """(two Completions of a prompt, their texts, the script) of a script with the calculator."""
     script = Script(tokenizer, *turns)
-    sampler = WithCalculator(script, tokenizer, Sampling(room))
-    ids = [tokenizer(prompt).input_ids for prompt in prompts]
-    drawn = sampler.sample(ids, group_size, Sampling(room), seed=0)
+    sampler = WithCalculator(script, tokenizer, ROOM)
+    drawn = sampler.sample([tokenizer("1*2=?").input_ids], 2, Sampling(room), seed=0)
     return drawn, drawn.texts(tokenizer), script
 
 
@@ -96,7 +92,7 @@ def test_a_completion_holds_calls_results_and_what_follows(tokenizer):
         tokenizer, ["<answer>9</answer><eos>", "<tool>2*3</tool>"], ["<answer>6</answer><eos>"])
     assert texts == ["<answer>9</answer>", "<tool>2*3</tool><result>6</result><answer>6</answer>"]
     # the second turn goes on after the result, alone, at its own place
-    assert script.asked[1] == (["1*2=?<tool>2*3</tool><result>6</result>"], 1, [1])
+    assert script.asked[1][:3] == (["1*2=?<tool>2*3</tool><result>6</result>"], 1, [1])
     tokens, mask, logp = drawn.tokens[1], drawn.mask[1], drawn.logp[1]
     assert tokenizer.decode(tokens[mask]) == "<tool>2*3</tool><answer>6</answer><eos>"
     assert calls(drawn.mask).tolist() == [0, 1] and not drawn.truncated.any()
@@ -111,19 +107,16 @@ def test_calls_without_end_are_answered_three_times(tokenizer):
     answered = 3 * (call + "<result>6</result>")
     assert texts == [answered + call + "2", answered + call * 3]
     assert drawn.truncated.tolist() == [False, True]  # the last text has no end
-    assert len({seed % 2**32 for seed in script.seeds}) == 4
+    assert len({seed % 2**32 for *_, seed in script.asked}) == 4
 
 
-def test_a_result_takes_room_and_may_be_cut_off(tokenizer):
-    call = ["<tool>2*3</tool>"] * 2  # 5 tokens; the result has 3, and the answer with its EOS 4
-    whole = "<result>6</result><answer>6</answer>"
-    cut = [(5, ""), (7, "<result>6"), (8, "<result>6</result>"), (9, "<result>6</result><answer>")]
-    for room, more in [*cut, (12, whole)]:
-        drawn, texts, _ = written(tokenizer, call, ["<answer>6</answer><eos>"] * 2, room=room)
-        assert texts[0] == call[0] + more and drawn.tokens.shape[1] == room
-        assert drawn.truncated.all() == drawn.truncated.any() == (room < 12)  # the last just fits
-    nobody, *_ = written(tokenizer, prompts=())
-    assert len(nobody.tokens) == 0
+@pytest.mark.parametrize("room", [5, 7, 8, 9, 12])  # the call has 5 tokens, its result has 3
+def test_a_result_takes_room_and_may_be_cut_off(tokenizer, room):
+    call, answer = "<tool>2*3</tool>", "<answer>6</answer><eos>"
+    whole = tokenizer(f"{call}<result>6</result>{answer}").input_ids
+    drawn, *_ = written(tokenizer, [call] * 2, [answer] * 2, room=room)
+    assert drawn.tokens.tolist() == [whole[:room]] * 2
+    assert drawn.truncated.tolist() == [room < 12] * 2  # the last just fits
 
 
 def test_a_tools_number_is_never_paid():
@@ -147,104 +140,81 @@ def base():
     return load_model(toy_tool.BASE, torch.device("cpu"))
 
 
-def prompts_of(tokenizer, n):
-    return [tokenizer(toy_tool.question(i)["question"]).input_ids for i in range(n)]
+@pytest.fixture(scope="module")
+def questions(tokenizer):
+    rows = [toy_tool.question(i) for i in range(24)]
+    return [row | {"prompt": tokenizer(row["question"]).input_ids} for row in rows]
 
 
-def test_the_base_calls_in_a_third_of_its_texts_and_each_ranks_share_is_drawn_alike(base):
+def test_the_base_calls_in_a_third_of_its_texts(base, questions):
+    """logp is that of the whole completion with its results: the sampler computes it turn by turn,
+    the scorer in one pass. Another rank draws the same for its share of the questions."""
     model, tokenizer = base
     sampler = WithCalculator(Sampler(model, tokenizer), tokenizer, ROOM)
-    prompts = prompts_of(tokenizer, 24)
+    prompts = [question["prompt"] for question in questions]
     drawn = sampler.sample(prompts, 8, ROOM, seed=5)
     assert 0.2 < (calls(drawn.mask) > 0).float().mean() < 0.5
-    # the questions 3 and 17 alone, as another rank would sample them
-    some = sampler.sample([prompts[3], prompts[17]], 8, ROOM, seed=5, places=[3, 17])
-    rows = [*range(24, 32), *range(136, 144)]
-    width = some.tokens.shape[1]
-    assert some.mask.sum() > 100 and calls(some.mask).sum() > 3
-    assert torch.equal(some.tokens, drawn.tokens[rows, :width])
-    assert torch.equal(some.mask, drawn.mask[rows, :width])
-
-
-def test_logp_is_that_of_the_whole_completion_with_its_results(base):
-    """The sampler computes it turn by turn; the scorer in one pass."""
-    model, tokenizer = base
-    prompts = prompts_of(tokenizer, 8)
-    drawn = WithCalculator(Sampler(model, tokenizer), tokenizer, ROOM).sample(
-        prompts, 4, ROOM, seed=6)
-    assert calls(drawn.mask).sum() > 3
+    rows = [prompt for prompt in prompts for _ in range(8)]
     with torch.no_grad():
-        logp = completion_logprobs(
-            model, [prompt for prompt in prompts for _ in range(4)], drawn.tokens, drawn.mask)
+        logp = completion_logprobs(model, rows, drawn.tokens, drawn.mask)
     torch.testing.assert_close(logp * drawn.mask, drawn.logp, rtol=0, atol=1e-4)
 
+    some = sampler.sample([prompts[3], prompts[17]], 8, ROOM, seed=5, places=[3, 17])
+    texts = drawn.texts(tokenizer)
+    assert calls(some.mask).sum() > 3
+    assert some.texts(tokenizer) == texts[24:32] + texts[136:144]
+    assert len(sampler.sample([], 8, ROOM, seed=5).tokens) == 0  # a rank without a question
 
-def place_in_group(completions, **columns):
-    return [float(i % 8) for i in range(len(completions))]
+
+class Unsure(WithCalculator):
+    """Nobody knows the log-probability of a tool's token. drawn: what was drawn last."""
+
+    def sample(self, *given):
+        self.drawn = super().sample(*given)
+        self.drawn.logp[~self.drawn.mask] = math.nan
+        return self.drawn
 
 
-def test_only_the_tokens_of_the_policy_are_trained_on_and_counted(base):
-    """Some completions end within a result. Nobody knows the log-probability of a tool's token.
-    (tests/test_update.py: the update of completions with such tokens is that of a plain loop.)"""
-    model, tokenizer = deepcopy(base[0]), base[1]
-    networks = networks_around(Policy(model), tokenizer, lr=0.1)
-    sampler, found = WithCalculator(networks.sampler, tokenizer, ROOM), []
-
-    def sample(*given):
-        [drawn] = found[:] = [WithCalculator.sample(sampler, *given)]
-        drawn.logp[~drawn.mask] = math.nan
-        return drawn
-
-    sampler.sample, networks.sampler = sample, sampler
-    questions = [toy_tool.question(i) | {"prompt": prompt}
-                 for i, prompt in enumerate(prompts_of(tokenizer, 2))]
+def test_only_the_tokens_of_the_policy_are_trained_on_and_counted(base, questions):
+    """Some completions end within a result. (tests/test_update.py: the update of completions with
+    such tokens is that of a plain loop.)"""
+    model, tokenizer = base
+    networks = networks_around(Policy(deepcopy(model)), tokenizer, lr=0.1)
+    networks.sampler = sampler = Unsure(networks.sampler, tokenizer, ROOM)
     algorithm = resolve("cppo", group_size=8, pruning_rate=0.5, mu=1, beta=0.0)
-    limits = Limits(micro_batch_tokens=64)  # several micro-batches
-    step = train_step(networks, algorithm, named(place_in_group), Sampling(12), limits, questions,
-                      random.Random(1))
-    [drawn], metrics = found, step.metrics
+    step = train_step(
+        networks, algorithm, named(lambda *_, **columns: [*range(8)] * 2), Sampling(12),
+        Limits(micro_batch_tokens=64), questions[:2], random.Random(1))  # several micro-batches
+    drawn, metrics = sampler.drawn, step.metrics
     n = drawn.mask.sum(1)
     ends = drawn.mask.gather(1, drawn.lengths[:, None] - 1)
-    assert n.all() and not ends.all() and drawn.lengths.sum() > n.sum() + 10
+    assert not ends.all() and drawn.lengths.sum() > n.sum() + 10
 
-    assert torch.equal(step.rollout.lengths.flatten(), n) and len(step.rows) == 8
-    assert metrics["tokens_trained"] == n[step.rows].sum()
-    assert metrics["tokens_generated"] == n.sum() and metrics["length"] == n.sum() / 16
-    surprise = -drawn.logp[drawn.mask].sum().item()
-    assert metrics["entropy"] == pytest.approx(surprise / n.sum().item(), rel=1e-4)
+    assert len(step.rows) == 8 and metrics["tokens_trained"] == n[step.rows].sum()
+    assert metrics["tokens_generated"] == n.sum()
+    surprise = -drawn.logp[drawn.mask].sum() / n.sum()
+    assert metrics["entropy"] == pytest.approx(surprise.item(), rel=1e-4)
     # the sampler has read the tool's answers, and so has the scorer
     assert metrics["sampler_gap_max"] < 1e-3 < metrics["grad_norm"]
 
 
 def test_a_completion_may_be_too_long_with_the_tokens_of_a_tool():
-    """Of 6 tokens at most: 5 in all, 3 in all, and one that was cut off within a result."""
-    mask = torch.tensor([[1, 1, 0, 0, 1, 0], [1, 1, 1, 0, 0, 0], [1, 1, 1, 0, 0, 0]]).bool()
-    rollout = a_rollout(
-        [[1.0, 1, 1]], [[3, 3, 3]], mask=mask, truncated=torch.tensor([[False, False, True]]))
-    penalised = with_overlong_penalty(rollout, 6, 4)
-    assert penalised.rewards[-1].tolist() == [[-0.75, -0.25, -1]]
+    """Of 6 tokens at most: 5 in all, and 3 because it was cut off within a result."""
+    mask = torch.tensor([[1, 1, 0, 0, 1, 0], [1, 1, 1, 0, 0, 0]]).bool()
+    rollout = a_rollout([[1.0, 1]], [[3, 3]], mask=mask, truncated=torch.tensor([[False, True]]))
+    assert with_overlong_penalty(rollout, 6, 4).rewards[-1].tolist() == [[-0.75, -1]]
 
 
-def test_a_run_learns_to_call_and_goes_on_exactly_after_a_kill(tmp_path):
-    options = ["--dataset", "toy_tool", "--sampler", TOOL, "--questions_per_step", "2",
-               "--eval_questions", "16", "--save_every", "1", "--steps", "2"]
-    assert train.main([*options, "--output_dir", str(tmp_path / "run")]) == 0
-    killed = tmp_path / "killed"  # as if step 2 had not been saved
-    shutil.copytree(tmp_path / "run", killed)
-    shutil.rmtree(killed / "checkpoint-000002")
-    (killed / "summary.json").unlink()
-    assert train.main(["--output_dir", str(killed), "--resume"]) == 0
-    weights = [load_file(folder / "checkpoint-000002" / "model.safetensors")
-               for folder in (tmp_path / "run", killed)]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    rows = files.read(killed / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [1, 2] and rows[0]["calls"] > 0.2
-    samples = (killed / "samples.jsonl").read_text()
-    assert "<result>" in samples
+def test_a_run_and_its_evaluation_call_the_tool(tmp_path):
+    task = ["--sampler", "examples/my_tool.py:WithCalculator"]
+    train.main([*task, "--dataset", "toy_tool", "--questions_per_step", "2", "--steps", "1",
+                "--eval_questions", "16", "--output_dir", str(tmp_path)])
+    [row] = files.read(tmp_path / "metrics.jsonl")
+    assert row["calls"] > 0.2 and "<result>" in (tmp_path / "samples.jsonl").read_text()
 
-    evaluation.main(["--model", str(killed), "--benchmark", "toy_tool", "--questions", "16",
-                     "--sampler", TOOL])
-    answers = files.read(killed / "eval-toy_tool.jsonl")[1:]
+    evaluation.main(
+        [*task, "--model", str(tmp_path), "--benchmark", "toy_tool", "--questions", "16"])
+    answers = files.read(tmp_path / "eval-toy_tool.jsonl")[1:]
     called = [row for row in answers if "<result>" in row["completion"]]
     for row in called:  # without the tool's tokens, with the EOS
         own = my_tool.re.sub(r"<result>.*?</result>", "", row["completion"])
@@ -253,25 +223,16 @@ def test_a_run_learns_to_call_and_goes_on_exactly_after_a_kill(tmp_path):
     assert called
 
 
-@pytest.mark.parametrize("sampler, message", [
-    ("examples/my_tool.py:Nothing", "has no function 'Nothing'"),
-    ("vlm", "--sampler: unknown sampler 'vlm': did you mean vllm"),
-])
-def test_a_sampler_that_is_not_there_is_refused(sampler, message):
-    with pytest.raises(UserError, match=message):
-        train.main(["--sampler", sampler])
-
-
 def test_demonstrations_call_or_guess_and_their_results_are_not_learned(tokenizer):
-    texts = [toy_model.demonstration(i, "tool") for i in range(2000)]
-    called = [text for _, text in texts if "<tool>" in text]
-    assert abs(len(called) / 2000 - toy_model.THINKING_SHARE) < 0.03
-    for question, text in texts:
-        if "<tool>" in text:  # its calls give its results, the last of which is right
-            asked = my_tool.re.findall(r"<tool>(.*?)</tool><result>(.*?)</result>", text)
-            assert all(calculate(call) == result for call, result in asked)
-            assert eval(question.removesuffix("=?")) == int(asked[-1][1])
-        assert len(tokenizer(text).input_ids) < toy_tool.MAX_NEW_TOKENS
+    rows = [toy_model.demonstration(i, "tool") for i in range(2000)]
+    called = [row for row in rows if "<tool>" in row[1]]
+    assert len(called) / 2000 == pytest.approx(toy_model.THINKING_SHARE, abs=0.03)
+    for question, text in called:  # the calls give the results, the last of which is right
+        for call, result in my_tool.re.findall("<tool>(.*?)</tool><result>(.*?)</result>", text):
+            assert calculate(call) == result
+        assert eval(question.removesuffix("=?")) == int(result)
+    longest = max(len(tokenizer(text).input_ids) for _, text in rows)
+    assert longest < toy_tool.MAX_NEW_TOKENS
     ids = torch.tensor([tokenizer("<tool>2*3</tool><result>6</result>\n").input_ids])
     inside = toy_model.written_by_tool(ids, tokenizer)[0]
     assert tokenizer.decode(ids[0][inside]) == "<result>6</result>"

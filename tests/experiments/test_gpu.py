@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import warnings
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,12 +19,12 @@ import torch
 from experiments import gpu
 
 BEFORE = json.loads(gpu.BEFORE.read_text(encoding="utf-8"))
-STORED = gpu.BEFORE.with_name("gpu.json")
-QUICK = ["--quick", "--output"]
 
 
 def measured(folder):
-    return json.loads((folder / "gpu.json").read_text(encoding="utf-8"))
+    """(what is stored in this folder, the page)"""
+    result = json.loads((folder / "gpu.json").read_text(encoding="utf-8"))
+    return result, (folder / "gpu.md").read_text(encoding="utf-8")
 
 
 def rows_of(result, part):
@@ -34,36 +35,37 @@ def rows_of(result, part):
 
 
 @pytest.fixture
-def stub(monkeypatch):
-    """stub(name, part): part(lab) in place of a part of this name."""
-    def replace(name, part):
-        part.__name__, part.__doc__ = name, f"The part {name}\n\nSee."
-        monkeypatch.setitem(gpu.NAMES, name, part)
-        monkeypatch.setitem(gpu.PARTS, part, 60)
+def run(monkeypatch, tmp_path):
+    """run({name: part}, words…) → (what is stored of these parts(lab), which stand in place of the
+    program's, the page)."""
+    def run(parts, *words, limit=60):
+        for name, part in parts.items():
+            part.__doc__ = f"The part {name}\n\nSee."
+            monkeypatch.setitem(gpu.NAMES, name, part)
+            monkeypatch.setitem(gpu.PARTS, part, limit)
+        with suppress(KeyboardInterrupt):
+            gpu.main(["--quick", "--output", str(tmp_path), "--parts", *parts, *words])
+        result, page = measured(tmp_path)
+        return result["parts"], page
 
-    yield replace
+    yield run
     for number in (signal.SIGALRM, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.mark.slow
 def test_every_part_with_a_tiny_model(tmp_path):
-    command = [sys.executable, "experiments/gpu.py", *QUICK, str(tmp_path)]
+    command = [sys.executable, "experiments/gpu.py", "--quick", "--output", str(tmp_path)]
     more = {"GIT_COMMIT": "abc1234", "CUDA_VISIBLE_DEVICES": ""}
-    begin = time.perf_counter()
     subprocess.run(command, cwd=gpu.ROOT, env=os.environ | more, check=True, timeout=300)
-    seconds = time.perf_counter() - begin
-    result = measured(tmp_path)
-    assert list(result["parts"]) == list(gpu.NAMES)
+    result, page = measured(tmp_path)
+    assert list(result["parts"]) == list(gpu.NAMES) and page == gpu.page(result, BEFORE)
     assert result["card"][0]["commit"] == "abc1234" and result["versions"]["torch"]
-    spent = [entry["seconds"] for entry in result["parts"].values()]
-    assert 0.5 * seconds < sum(spent) < seconds
     # a token is never sampled in less time than the weights are read
     sampled = rows_of(result, "sampling")
     assert len(sampled) == 3
     for row in sampled.values():
-        assert row["ms a token"] > row["floor"] > 0
-        assert row["times the floor"] == pytest.approx(row["ms a token"] / row["floor"])
+        assert row["floor"] > 0 and row["times the floor"] > 1
     # fuller micro-batches are fewer passes
     updates = [row["update"] for row in rows_of(result, "update").values()]
     assert len(updates) == 4 and updates[-1] > updates[0] > 0
@@ -78,81 +80,62 @@ def test_every_part_with_a_tiny_model(tmp_path):
     assert rates[1] > 2 * rates[0]
     [toy] = rows_of(result, "first_command").values()
     assert toy["a step, s"] > 0 and 0 < toy["greedy accuracy before"] < 1
-    told = {name: result["parts"][name]["told"] for name in ("trl", "waits", "vllm")}
-    assert "no GPU" in told["waits"]
+    assert "no GPU" in result["parts"]["waits"]["told"]
     for name in ("trl", "vllm"):
-        assert (told[name] is None) == (find_spec(name) is not None)
-    page = (tmp_path / "gpu.md").read_text(encoding="utf-8")
-    assert page == gpu.page(result, BEFORE)
-    assert "| CPPO, P = 0.875 | 0" in page and "(63.4)" in page and "*Now: not measured, b" in page
+        assert bool(result["parts"][name]["told"]) != bool(find_spec(name))
 
 
-def test_a_part_that_fails_or_is_too_slow_is_told_and_loses_no_other(tmp_path, stub):
+def slow(lab):
+    yield [{"": "second", "ms": 2.5}]
+    time.sleep(60)
+
+
+def test_a_part_that_fails_or_is_too_slow_is_told_and_loses_no_other(run):
     def broken(lab):
         yield [{"": "first", "ms": 1.5}]
         raise RuntimeError("a kernel is missing")
 
-    def slow(lab):
-        yield [{"": "second", "ms": 2.5}]
-        time.sleep(60)
-
     def right(lab):
         yield [{"": "third", "ms": 3.5}]
 
-    for name, part in {"update": broken, "protocol": slow, "waits": right}.items():
-        stub(name, part)
-    gpu.PARTS[slow] = 0.2
-    gpu.main([*QUICK, str(tmp_path), "--parts", "update", "protocol", "waits"])
-    parts = measured(tmp_path)["parts"]
+    parts, page = run({"update": broken, "protocol": slow, "waits": right}, limit=1)
     assert [entry["rows"][0]["ms"] for entry in parts.values()] == [1.5, 2.5, 3.5]
-    assert "a kernel is missing" in parts["update"]["told"]
     assert "stopped after" in parts["protocol"]["told"] and parts["waits"]["told"] is None
-    page = (tmp_path / "gpu.md").read_text(encoding="utf-8")
     assert "a kernel is missing.*" in page and "| third | 3.5 |" in page
     assert "*Now: not measured.*" in page  # the parts that were not asked for
 
 
-def test_all_parts_end_when_the_seconds_are_over(tmp_path, stub):
-    def slow(lab):
-        time.sleep(60)
-        yield []
-
-    stub("update", slow)
-    stub("waits", lambda lab: slow(lab))
-    gpu.main([*QUICK, str(tmp_path), "--parts", "update", "waits", "--seconds", "1"])
-    parts = measured(tmp_path)["parts"]
+def test_all_parts_end_when_the_seconds_are_over(run):
+    parts, _ = run({"update": slow, "waits": slow}, "--seconds", "1")
     assert all("stopped after" in entry["told"] for entry in parts.values())
-    assert sum(entry["seconds"] for entry in parts.values()) < 5
+    assert 0 < sum(entry["seconds"] for entry in parts.values()) < 5
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_that_is_stopped_keeps_what_it_has(tmp_path, stub, number):
+def test_a_run_that_is_stopped_keeps_what_it_has(run, number):
     def stopped(lab):
         yield [{"": "first", "ms": 1.5}]
         os.kill(os.getpid(), number)
         time.sleep(60)
 
-    stub("update", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        gpu.main([*QUICK, str(tmp_path), "--parts", "update", "waits"])
-    [(name, entry)] = measured(tmp_path)["parts"].items()
-    assert (name, entry["told"]) == ("update", "stopped by hand")
-    assert entry["rows"] == [{"": "first", "ms": 1.5}]
-    assert "*Now: stopped by hand.*" in (tmp_path / "gpu.md").read_text(encoding="utf-8")
+    parts, page = run({"update": stopped, "waits": stopped})
+    assert list(parts) == ["update"] and parts["update"]["rows"] == [{"": "first", "ms": 1.5}]
+    assert "*Now: stopped by hand.*" in page
 
 
-def test_a_micro_batch_that_does_not_fit_is_told(stub):
+def test_a_micro_batch_that_does_not_fit_is_told():
     """`update` goes on with half of it, so the step says so. What was measured before stays."""
     class Tight(gpu.Lab):
         def step(self, seed, micro_batch=None, **options):
             found = super().step(seed, micro_batch, **options)
             return found | {"micro-batch": min(found["micro-batch"], 64)}
 
-    tables = []
+    tables = gpu.update(Tight(gpu.Quick))
+    next(tables)
+    rows = next(tables)
     with pytest.raises(gpu.Skipped, match="128 tokens do not fit"):
-        for rows in gpu.update(Tight(gpu.Quick)):
-            tables.append(list(rows))
-    assert [row[""] for row in tables[-1]] == ["32 tokens", "64 tokens"]
+        next(tables)
+    assert [row[""] for row in rows] == ["32 tokens", "64 tokens"]
 
 
 def test_waits_are_counted_by_line(monkeypatch):
@@ -187,10 +170,8 @@ def test_vllm_samples_from_the_saved_model_as_ours_does(monkeypatch):
 
 
 def test_the_stored_page_says_what_is_stored():
-    now = json.loads(STORED.read_text(encoding="utf-8")) if STORED.exists() else None
-    page = STORED.with_suffix(".md").read_text(encoding="utf-8")
-    assert page == gpu.page(now, BEFORE)
-    assert "| 2048 tokens |" in page and "(25.3)" in page
+    result, page = measured(gpu.BEFORE.parent)
+    assert page == gpu.page(result, BEFORE) and "| 2048 tokens |" in page
 
 
 def test_a_figure_stands_beside_the_earlier_one():

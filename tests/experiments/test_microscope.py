@@ -33,7 +33,6 @@ from experiments.microscope import (
 )
 from tasks import toy
 from tasks.table import TASKS
-from tests.browser import Browser, needs_chromium
 from tests.training import weights_of
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -49,46 +48,30 @@ SHIPPED = data_of(PAGE)
 
 
 @pytest.fixture(scope="module")
-def recorded():
-    """(Seen, {name: the model whose log-probabilities were computed}). Three micro-batches: of 6, 6
-    and 4 rows."""
-    models = []
-    logprobs = nano.logprobs
-
-    def noted(model, *own):
-        models.append(deepcopy(model))
-        return logprobs(model, *own)
-
+def seen():
+    """A step of nano.py, in three micro-batches: of 6, 6 and 4 rows."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nano, "logprobs", noted)
         patch.setattr(nano, "ROWS", 6)
-        seen = microscope.step_of_nano(STEP)
-    # the reference, two updates; then all completions before and after the step
-    reference, _, _, old, _, _, second, _, _, before, after = models[-11:]
-    return seen, {
-        "reference": reference, "old": old, "second": second, "before": before, "after": after}
+        return microscope.step_of_nano(STEP)
 
 
 # --- the step stays what it is ---
 
 
-def two_steps(loaded, step):
-    """The weights after two steps of nano.py. In the second one the random numbers after the first
-    one count."""
-    model, tokenizer = loaded
-    own = deepcopy(model)
-    optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
-    torch.manual_seed(0)
-    for _ in range(2):
-        asked = [toy.question(i) for i in range(4)]
-        step(own, model, optimizer, tokenizer, TASKS["toy"], rewards.toy_accuracy, asked)
-    return weights_of(own)
-
-
 def test_the_recorded_step_changes_the_weights_as_the_step_does_bit_for_bit(loaded):
-    made = two_steps(loaded, nano.step)
-    assert torch.equal(two_steps(loaded, partial(see_nano, nano.step, 1)), made)
-    assert not torch.equal(weights_of(loaded[0]), made)
+    """In the second step the random numbers after the first one count."""
+    model, tokenizer = loaded
+    asked = [toy.question(i) for i in range(4)]
+    made = [weights_of(model)]
+    for step in (nano.step, partial(see_nano, nano.step, 1)):
+        own = deepcopy(model)
+        optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+        torch.manual_seed(0)
+        for _ in range(2):
+            step(own, model, optimizer, tokenizer, TASKS["toy"], rewards.toy_accuracy, asked)
+        made.append(weights_of(own))
+    first, plain, recorded = made
+    assert torch.equal(recorded, plain) and not torch.equal(plain, first)
 
 
 # --- the numbers ---
@@ -113,31 +96,22 @@ def computed(logp, old, ref, A):
             "surrogate": surrogate, "part": part, "gradient": gradient}
 
 
-def test_the_numbers_of_the_page_are_those_of_the_formulas(recorded):
+def test_the_numbers_of_the_page_are_those_of_the_formulas(seen):
     """A, ρ, the clip, k3, the weights, the parts, their sum and its gradient: in float64."""
-    seen, _ = recorded
     losses = [0.0, 0.0]
-    kept = 0
-    clipped = 0
-    pushed = 0
-    moved = 0
+    clipped = tokens = moved = 0
     for number in range(1, nano.Q + 1):
         page = page_data(seen, number)
         group = [c for c in page["completions"] for _ in range(c["count"])]
-        assert len(group) == nano.G
         scores = torch.tensor([c["reward"] for c in group], dtype=torch.float64)
         A = (scores - scores.mean()) / (scores.std() + 1e-4)
         assert [c["advantage"] for c in group] == pytest.approx(A.tolist(), rel=1e-5)
-        chosen = torch.tensor([c["kept"] for c in group])
-        assert chosen.sum() == 2 and A[chosen].abs().min() >= A[~chosen].abs().max() - 1e-6
-        kept += 2
-        for c in group:
-            assert len(c["passes"]) == (nano.MU if c["kept"] else 0)
-            before = column(c, "before")
-            after = column(c, "after")
-            assert len(before) == len(after) == len(c["tokens"])
-            pushed += c["kept"] * len(before)
-            moved += c["kept"] * ((after - before).abs() > MOVED).sum()
+        kept = [c for c in group if c["kept"]]
+        assert (len(group), len(kept)) == (nano.G, page["trained"] // nano.Q)
+        assert not any(c["passes"] for c in group if not c["kept"])
+        for c in kept:
+            tokens += len(c["tokens"])
+            moved += ((column(c, "after") - column(c, "before")).abs() > MOVED).sum()
             for one in c["passes"]:
                 columns = [column(one, name) for name in ("logp", "old", "ref")]
                 right = computed(*columns, c["advantage"])
@@ -147,32 +121,25 @@ def test_the_numbers_of_the_page_are_those_of_the_formulas(recorded):
                 losses[one["update"] - 1] += right["part"].sum().item()
                 clipped += right["clipped"].sum()
     assert losses == pytest.approx([update["loss"] for update in page["updates"]], abs=1e-5)
-    assert (kept, pushed, moved) == (page["trained"], page["tokens"], page["moved"])
+    assert (tokens, moved) == (page["tokens"], page["moved"])
     assert clipped > 0
 
 
-def logprobs_in_float64(model, tokenizer, question, row):
-    prompt = tokenizer(question["question"]).input_ids
-    ids = torch.tensor([prompt + row], device=model.device)
-    logits = deepcopy(model).double()(ids).logits[0]
-    return logits.log_softmax(-1)[len(prompt) - 1 : -1][torch.arange(len(row)), row].tolist()
-
-
-def test_the_log_probabilities_are_those_of_each_model_in_float64(recorded):
-    seen, models = recorded
+def test_the_log_probabilities_are_those_of_each_model_in_float64(seen, loaded):
+    """The reference has not learned. In the first update the policy is the one before the step."""
+    tolerance = 0.1 if torch.cuda.is_available() else 2e-5  # on a GPU nano.py computes in bfloat16
     for row in seen.rows:
         c = completion_of(seen, row)
-        ids = seen.tokens[row, : len(c["tokens"])].tolist()
-        question = seen.questions[row // nano.G]
         first, second = c["passes"]
-        shown = {"before": c["before"], "after": c["after"], "reference": second["ref"],
-                 "old": second["old"], "second": second["logp"]}
         assert first["logp"] == first["old"] == second["old"]
-        for name, values in shown.items():
-            right = logprobs_in_float64(models[name], seen.tokenizer, question, ids)
-            # on a GPU nano.py computes in bfloat16
-            tolerance = 0.1 if torch.cuda.is_available() else 2e-5
-            assert values == pytest.approx(right, abs=tolerance), name
+        assert c["before"] == pytest.approx(first["old"], abs=tolerance)
+        prompt = seen.tokenizer(seen.questions[row // nano.G]["question"]).input_ids
+        ids = seen.tokens[row, : len(c["tokens"])]
+        for model, values in ((loaded[0], second["ref"]), (seen.model, c["after"])):
+            whole = torch.tensor([[*prompt, *ids]], device=model.device)
+            logp = deepcopy(model).double()(whole).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+            right = logp[torch.arange(len(ids)), ids].tolist()
+            assert values == pytest.approx(right, abs=tolerance)
 
 
 # --- runs of train.py ---
@@ -212,12 +179,9 @@ def test_the_next_step_of_a_run_is_the_step_that_the_run_makes(options, tmp_path
     assert contents(run) == before
 
     [file] = Path(run, "checkpoint-000002").glob("*model.safetensors")
-    weights = seen.model.state_dict()
-    saved = load_file(file)
-    for name, tensor in saved.items():
-        own = name.removeprefix("base_model.model.")
-        own = own.replace(".weight", ".default.weight") if own != name else own
-        assert torch.equal(weights[own].cpu(), tensor), name
+    weights = {name.replace(".default", ""): w for name, w in seen.model.state_dict().items()}
+    for name, saved in load_file(file).items():
+        assert torch.equal(weights[name.removeprefix("base_model.model.")].cpu(), saved), name
 
     pages = [page_data(seen, n + 1) for n in range(len(seen.questions))]
     parts = 0.0
@@ -281,7 +245,7 @@ def test_main_writes_the_page(tmp_path, monkeypatch):
         microscope, "page_data", lambda seen, number: SHIPPED | seen | {"number": number})
     microscope.main(["--step", "40", "--question", "3"])
     assert data_of(Path("step.html")) == SHIPPED | {"step": 40, "number": 3}
-    monkeypatch.setattr(microscope, "step_of_nano", lambda number: pytest.fail("minutes"))
+    monkeypatch.setattr(microscope, "step_of_nano", None)  # nothing is computed before
     monkeypatch.setattr(os, "access", lambda *_: False)
     refused("step.html cannot be written into this folder")
 
@@ -289,36 +253,25 @@ def test_main_writes_the_page(tmp_path, monkeypatch):
 # --- the page ---
 
 
-def test_the_shipped_page_shows_the_lines_of_the_files_and_loads_nothing(recorded):
-    seen, _ = recorded
+def test_the_shipped_page_shows_the_lines_of_the_files_and_loads_nothing(seen):
     text = PAGE.read_text()
     assert SHIPPED["lines"] == seen.lines and (SHIPPED["step"], SHIPPED["tokens"]) == (13, 307)
-    source = "".join(re.findall(r"\S", nano.__doc__ + open(nano.__file__).read()))
-    for line in seen.lines:
-        code = "".join(line["code"].removesuffix("…)").split())
-        assert code in source or line["key"] in ("ratio", "surrogate", "kl", "weight")
     assert PAGE.stat().st_size <= 60_000
     loads = r"https?:|\bsrc\s*=|@import|url\(|\bfetch\(|\bimport\b|XMLHttpRequest|innerHTML"
     assert not re.search(loads, text)
 
 
-def test_a_step_without_a_signal_and_a_question_that_is_missing_get_a_sentence(recorded, loaded):
+def test_a_step_without_a_signal_and_a_question_that_is_missing_get_a_sentence(seen, loaded):
     model, tokenizer = loaded
     ones = lambda texts, answer: [1.0] * len(texts)
     own = (model, model, None, tokenizer, TASKS["toy"], ones, [toy.question(0)])
     with pytest.raises(UserError, match="step 1 of nano.py has nothing to learn from: "):
         see_nano(nano.step, 1, *own)
     with pytest.raises(UserError, match="--question must lie in 1 … 8, not 9"):
-        page_data(recorded[0], 9)
+        page_data(seen, 9)
 
 
 # --- in the browser ---
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with Browser() as opened:
-        yield opened
 
 
 KEY = "document.dispatchEvent(new KeyboardEvent('keydown', {key: '%s'}))"
@@ -328,13 +281,17 @@ OUTSIDE = """[...document.querySelectorAll("h1, #about, #question, .facts > *, .
     || r.top < 0 || r.left < 0 || r.bottom > innerHeight || r.right > innerWidth; })
   .map(node => node.textContent)"""
 NUMBER = re.compile(r"[−+]?\d+(?:[.,]\d+)*")
-# what stays in Latin letters
-NAMES = {"English", "python", "nano", "py", "token", "log", "AdamW", "KL", "logit"}
+# what stays in Latin letters: also the tags of the tokens, and π_old
+NAMES = {"English", "python", "nano", "py", "token", "log", "AdamW", "KL", "logit", "think",
+         "answer", "old"}
+# what the page says beside its code and its tokens
 SAID = """(() => {
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   const texts = [document.title, document.querySelector(".chosen").ariaLabel];
-  while (walker.nextNode())
-    if (walker.currentNode.parentNode.closest("header, main")) texts.push(walker.currentNode.data);
+  while (walker.nextNode()) {
+    const { parentNode, data } = walker.currentNode;
+    if (parentNode.closest("header, main") && !parentNode.closest("code, .token")) texts.push(data);
+  }
   return texts.join("\\n");
 })()"""
 NUMBERS = "[...document.querySelectorAll('#lines b')].map(node => node.textContent)"
@@ -347,7 +304,6 @@ def shown(x):
 
 
 @pytest.mark.slow
-@needs_chromium
 def test_the_page_shows_the_numbers_of_each_token(browser):
     page = browser.open(f"{PAGE}#lang=en", 1280, 900)
     page.run("choose(0, 0)")
@@ -373,11 +329,9 @@ def test_the_page_shows_the_numbers_of_each_token(browser):
         page.run(KEY % "ArrowDown")
     assert page.run(NUMBERS)[2:4] == ["–", "–"]  # a pruned one
     assert "was pruned" in page.run("document.querySelector('#said').textContent")
-    assert page.problems() == []
 
 
 @pytest.mark.slow
-@needs_chromium
 @pytest.mark.parametrize("width, height", [(1280, 900), (390, 844)])
 def test_both_languages_say_the_same_numbers(browser, width, height):
     page = browser.open(f"{PAGE}#lang=zh", width, height)
@@ -392,16 +346,11 @@ def test_both_languages_say_the_same_numbers(browser, width, height):
             assert page.run("document.documentElement.scrollWidth") <= width
             assert width < 900 or page.run(OUTSIDE) == []
         assert set(re.findall("[一-鿿]+", texts["en"])) == {"中文"}
-        code = page.run("[...document.querySelectorAll('code, .token')].map(n => n.textContent)")
-        latin = set(re.findall("[A-Za-z]{2,}", texts["zh"])) - set(
-            re.findall("[A-Za-z]{2,}", " ".join(code)))
-        assert latin <= NAMES
+        assert set(re.findall("[A-Za-z]{2,}", texts["zh"])) <= NAMES
         assert sorted(NUMBER.findall(texts["zh"])) == sorted(NUMBER.findall(texts["en"]))
-    assert page.problems() == []
 
 
 @pytest.mark.slow
-@needs_chromium
 def test_a_completion_is_text_and_never_markup(browser, tmp_path):
     hostile = ["</script><script>window.hit = 1</script>", "</style><style>*{display:none}", "\0",
                "<img src=x onerror='window.hit = 2'>", "😀", "", "\ud83d", "\u2028", "x" * 100_000,
@@ -416,7 +365,6 @@ def test_a_completion_is_text_and_never_markup(browser, tmp_path):
     path = tmp_path / "step.html"
     path.write_text(page_of(data), encoding="utf-8")
     page = browser.open(f"{path}#lang=en", 1280, 900)
-    assert page.run("DATA.completions[0].tokens.length") == len(hostile)
     for i, text in enumerate(hostile):
         page.run(f"choose(0, {i})")
         assert page.run("document.querySelectorAll('script').length") == 2
@@ -425,9 +373,8 @@ def test_a_completion_is_text_and_never_markup(browser, tmp_path):
             assert where == text[:40]
     assert page.run("window.hit ?? 0") == 0
     assert page.run("document.documentElement.scrollWidth") <= 1280
-    assert page.problems() == []
     for c in data["completions"]:  # of another rule: nothing of this question is kept
         c |= {"kept": False, "passes": [], "tokens": c["tokens"][:3]}
     path.write_text(page_of(data), encoding="utf-8")
     page = browser.open(f"{path}#lang=en", 1280, 900)
-    assert page.run(NUMBERS)[1:3] == ["pruned", "–"] and page.problems() == []
+    assert page.run(NUMBERS)[1:3] == ["pruned", "–"]
