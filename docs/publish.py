@@ -232,8 +232,6 @@ def publish(source, folder):
     text = text_of(source)
     if repository := os.environ.get("GITHUB_REPOSITORY"):
         text = text.replace("github.com/OWNER/NAME", f"github.com/{repository}")
-    # a page of HTML has links of its own, for those who open it from a clone
-    text = re.sub(r'(<nav id="links">).*?(?=<fieldset|<div|</nav>)', r"\1", text, flags=re.DOTALL)
     text = text.replace("</head>", f"{BAR_STYLE}</head>", 1)
     text = text.replace("<body>", f"<body>\n{bar(source)}", 1)
     file = folder / PAGES[source]
