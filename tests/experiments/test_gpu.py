@@ -118,6 +118,7 @@ def test_a_run_that_is_stopped_keeps_what_it_has(run, number):
         os.kill(os.getpid(), number)
         time.sleep(60)
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
     parts, page = run({"update": stopped, "waits": stopped})
     assert list(parts) == ["update"] and parts["update"]["rows"] == [{"": "first", "ms": 1.5}]
     assert "*Now: stopped by hand.*" in page
