@@ -7,10 +7,6 @@ const fixed = (x, digits) => x.toFixed(digits).replace(/^-(0\.?0*)$/, "$1").repl
 const signed = x => (Number(x.toFixed(2)) > 0 ? "+" : "") + fixed(x, 2);
 const brief = x => fixed(x, Number.isInteger(x) ? 0 : 2);
 const grouped = n => n.toLocaleString("en");
-// A completion in one line, with its tags in grey. Apart from tags it has no letters.
-const TAG = /<(\/?\w+)>/g;
-const colored = text =>
-  text.replace(TAG, '<span class="tag">&lt;$1&gt;</span>').replaceAll("\n", " ");
 
 // A text that is read aloud is written only if it is new.
 function write(id, text) {

@@ -1,6 +1,6 @@
 "use strict";
-// The two languages. The page is written in English; chinese.json holds what it says in Chinese,
-// with {0}, {1}, … for the values.
+// What all pages say alike: completions, and two languages. A page is written in English;
+// chinese.json holds what it says in Chinese, with {0}, {1}, … for the values.
 
 const CHINESE = JSON.parse(document.getElementById("chinese").textContent);
 const texts = new Map();  // each text that stands in the page itself: what it says in English
@@ -40,3 +40,7 @@ function speak(lang) {
   document.documentElement.lang = lang;
   for (const [text, english] of texts) text.data = word(english);
 }
+
+// A completion in one line, with its tags in grey. Apart from tags it has no letters.
+const colored = text =>
+  text.replace(/<(\/?\w+)>/g, '<span class="tag">&lt;$1&gt;</span>').replaceAll("\n", " ");

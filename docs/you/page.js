@@ -113,9 +113,6 @@ function follow() {
 
 // --- what one sees ---
 
-const colored = (text) =>
-  text.replace(/<(\/?\w+)>/g, '<span class="tag">&lt;$1&gt;</span>').replaceAll("\n", " ");
-
 function draw_answers() {
   const focused = document.activeElement.dataset.row;
   $("question").textContent = seen.question;
@@ -160,9 +157,9 @@ function draw_learned() {
   $("said").innerHTML = story(names).join(language === "zh" ? "" : " ");
   const { gradient } = past.findLast((round) => round.gradient) ?? {};
   $("share").textContent = !gradient ? "" :
-    say`In the newest round from which it has learned, two make ${percent(gradient.share)} of the
-    gradient. Theirs has a cosine of ${gradient.cosine.toFixed(2)} with that of all 16, and is
-    ${gradient.times.toFixed(1)} times as long.`;
+    say`In the newest round that taught it something, two answers make ${percent(gradient.share)}
+    of the gradient of all 16. The gradient of these two alone is ${gradient.times.toFixed(1)}
+    times as long. The cosine between both gradients is ${gradient.cosine.toFixed(2)}.`;
   draw_curve();
 }
 
