@@ -47,7 +47,7 @@ PALER = {"P=0.5": "#a3bcd9", "P=0.75": "#6c93c0", "P=0.875": CPPO, "P=0.9375": "
 # how the names of CPPO's rows begin
 OF_CPPO = ("cppo", "p=", "largest_abs", "1/|o|, largest", "token mean, pooled", "both", "published",
            "as published")
-FAILING = ("bare", "judge", "wrong", "trained on results")  # words in the names of what fails
+FAILING = ("judge", "trained on results")  # words in the names of what fails
 PALE = (GRPO, TINT, PALER["P=0.5"], PALER["P=0.75"])  # text in them has less than 4.5 : 1 on white
 STYLES = ["-", "--", ":", "-."]
 MAIN = ("GRPO", "P=0.875")  # of Table 1

@@ -105,8 +105,10 @@ def test_the_page_says_where_runs_collapse():
         guard, rate = row["name"].rsplit(", ", 1)
         guards.setdefault(guard, {})[rate] = row
     for line, rows in zip(lines, guards.values(), strict=True):
-        collapsed = [any(own < base for own, base in zip(*(row[of]["values"] for of in (
-            "sampled", "base")))) for row in rows.values()]
+        collapsed = []
+        for row in rows.values():
+            both = zip(row["sampled"]["values"], row["base"]["values"])
+            collapsed.append(any(own < base for own, base in both))
         edge = ["none", *rows][[*collapsed, True].index(True)]
         assert line == [edge, f"{cell(rows['0.0004']['sampled'], '.3f')} |"]
 
