@@ -13,13 +13,15 @@ from torch.nn.utils import vector_to_parameters
 
 from algorithms import resolve
 from answers import extract_answer
+from cppo import prune
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
 from engine.model.sampling import Sampler
+from grpo import group_advantages
 from rewards import toy_accuracy
 from tests.examples import named
 from tests.live import close, completions_of, flat, model_of_page, tensors
-from tests.training import networks_around
+from tests.training import completion_logprobs, networks_around
 from train import train_step
 from update import Limits
 
@@ -63,16 +65,22 @@ def teach(page, trait, rate=0.0):
     return seen, liked, rate
 
 
+def answers_of(seen, liked):
+    """The 16 texts in the order in which they were sampled, and their rewards."""
+    texts, rewards = [None] * 16, [0.0] * 16
+    for number, row in enumerate(seen["rows"]):
+        for place in row["places"]:
+            texts[place], rewards[place] = row["text"], float(number in liked)
+    return texts, rewards
+
+
 def test_clicks_are_the_rewards_of_train_step(opened):
     page = opened()
     rounds = [teach(page, "thinks"), teach(page, "right", rate=0.875), teach(page, "even")]
     model, tokenizer = model_of_page()
     networks = networks_around(Policy(model.float()), tokenizer, lr=1e-3)
     for seen, liked, rate in rounds:
-        texts, rewards = [None] * 16, [0.0] * 16
-        for number, row in enumerate(seen["rows"]):
-            for place in row["places"]:
-                texts[place], rewards[place] = row["text"], float(number in liked)
+        texts, rewards = answers_of(seen, liked)
         drawn = completions_of(texts, tokenizer)
         networks.sampler.sample = lambda *_, drawn=drawn: drawn
         algorithm = resolve("cppo", group_size=16, mu=2, beta=0.0, pruning_rate=rate)
@@ -81,6 +89,25 @@ def test_clicks_are_the_rewards_of_train_step(opened):
             Limits(), [{"prompt": tokenizer.encode(seen["question"])}], random.Random(0))
         assert len(step.rows) == 16 * (1 - rate) and 0 < sum(rewards) < 16
     close(page.run(WEIGHTS), flat(dict(networks.model.named_parameters())), 2e-5)
+
+
+def test_the_page_says_what_two_answers_are_of_the_gradient(opened):
+    page = opened()
+    seen, liked, _ = teach(page, "thinks")
+    texts, rewards = answers_of(seen, liked)
+    model, tokenizer = model_of_page()
+    drawn, A = completions_of(texts, tokenizer), group_advantages(torch.tensor([rewards]).double())
+    prompts = [tokenizer.encode(seen["question"])] * 16
+    logp = completion_logprobs(model, prompts, drawn.tokens, drawn.mask)
+    # J_i = A_i/|o_i| Σ_t log π(o_t): the objective at the first update, where all ratios are 1
+    J = A[0] * (logp * drawn.mask).sum(1) / drawn.lengths
+    weights = list(model.parameters())
+    whole = torch.autograd.grad(J.mean(), weights, retain_graph=True)
+    of_two = torch.autograd.grad(J[prune(A, 2)[0]].mean(), weights)
+    g, h = (torch.cat([part.flatten() for part in parts]) for parts in (whole, of_two))
+    expected = {"share": (2 / 16 * g @ h / (g @ g)).item(), "times": (h.norm() / g.norm()).item(),
+                "cosine": torch.cosine_similarity(g, h, dim=0).item()}
+    assert page.run("past[0].gradient") == pytest.approx(expected, rel=1e-3)
 
 
 def measured(weights):
