@@ -81,11 +81,36 @@ def keep_all(rollout, advantages, k):
     return torch.arange(advantages.numel())
 
 
-def keep_by_advantage(rollout, advantages, k, *, rule):
-    """CPPO (largest_abs), and the rules of its ablation."""
+def keep_largest_abs(rollout, advantages, k):
+    """CPPO: the k completions of each question with the largest |A|."""
+    return batch_rows(prune(advantages, k, allowed=rollout.trainable), advantages.shape[1])
+
+
+# the three other rules of CPPO's ablation (2503.22342)
+
+
+def keep_smallest_abs(rollout, advantages, k):
+    """The smallest |A|."""
+    return keep_by_score(rollout, -advantages.abs(), k)
+
+
+def keep_largest(rollout, advantages, k):
+    """The largest A: the sign counts."""
+    return keep_by_score(rollout, advantages, k)
+
+
+def keep_random(rollout, advantages, k):
+    """Any k of each question, each with the same chance."""
     generator = torch.Generator().manual_seed(rollout.seed)
-    kept = prune(advantages, k, rule=rule, generator=generator, allowed=rollout.trainable)
-    return batch_rows(kept, advantages.shape[1])
+    return keep_by_score(rollout, torch.rand(advantages.shape, generator=generator), k)
+
+
+def keep_by_score(rollout, score, k):
+    """The k completions of each question with the largest score (Q, G). If scores are equal, the
+    lower index is kept."""
+    score = score.masked_fill(~rollout.trainable, -torch.inf)
+    order = score.argsort(dim=1, descending=True, stable=True)
+    return batch_rows(order[:, :k].sort(dim=1).values, score.shape[1])
 
 
 def keep_pooled(rollout, advantages, k):
@@ -136,10 +161,8 @@ def rows_where(kept):
 
 KEEP = {
     "all": keep_all,
-    "largest_abs": partial(keep_by_advantage, rule="largest_abs"),
-    "largest": partial(keep_by_advantage, rule="largest"),
-    "smallest_abs": partial(keep_by_advantage, rule="smallest_abs"),
-    "random": partial(keep_by_advantage, rule="random"),
+    "largest_abs": keep_largest_abs,
+    "largest": keep_largest, "smallest_abs": keep_smallest_abs, "random": keep_random,
     "pooled": keep_pooled, "unbiased": keep_unbiased, "max_variance": keep_max_variance,
     "shortest": partial(keep_smallest, metric=lambda rollout: rollout.lengths),
     "efficiency": partial(  # the most reward per token
@@ -328,7 +351,7 @@ def resolve(
 
     keep: a name of KEEP, or a function. questions_per_step: B of a device, before allocation.
     importance_weights: a name of CORRECTIONS. changed: fields of the row; None: the row's own.
-    Raises ValueError if the pruning rate keeps nothing.
+    Raises AssertionError if the pruning rate keeps nothing.
     """
     row = ALGORITHMS[name]
     rule = keep or row.keep

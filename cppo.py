@@ -30,89 +30,65 @@ import math
 
 import torch
 
-from grpo import checked_groups, grpo_loss
+from grpo import grpo_loss
 
 cppo_loss = grpo_loss
+
 
 def keep_count(group_size, pruning_rate):
     """How many completions of a group are kept: k = ⌊G(1−P)⌋. (2503.22342, section 3.3)
 
     group_size: G. pruning_rate: P in [0, 1). Exact in spite of floats: G=10, P=0.9 keeps 1.
-    Raises ValueError if P is outside [0, 1), or if nothing would be kept.
     """
-    if not 0 <= pruning_rate < 1:
-        raise ValueError(f"the pruning rate must lie in [0, 1), not {pruning_rate}")
     # in floats 10·(1−0.9) is 0.9999999999999998: the 1e-9 lifts such a k to its whole number
     k = math.floor(group_size * (1 - pruning_rate) + 1e-9)
-    if k < 1:
-        raise ValueError(f"the pruning rate {pruning_rate} keeps none of {group_size} completions")
+    assert 1 <= k <= group_size, f"P = {pruning_rate} keeps {k} of {group_size} completions"
     return k
 
 
-def prune(advantages, k, *, rule="largest_abs", generator=None, allowed=None):
-    """Indices of the k completions kept of each question. (2503.22342, section 3.3)
+def prune(advantages, k, *, allowed=None):
+    """Indices of the k completions kept of each question: the largest |A|. (2503.22342, 3.3)
 
     advantages: (Q, G), over all G completions. Returns (Q, k) int64, ascending in each row.
-    rule: `largest_abs` is the paper's; `smallest_abs`, `largest` (signed) and `random` are its
-    ablation. generator: for the rule `random`. allowed: (Q, G) bool or 0/1, which completions may
-    be kept (None: all); the others are kept only if a question has fewer than k allowed ones.
-    If scores are equal, the lower index is kept. (Rewards such as 0.1 and 0.3 are rounded, so
-    equal |A| may differ in the last digit.)
-    Raises ValueError for another rule, for a k outside 1 … G, and if the advantages (or `allowed`)
-    are not (Q, G) or hold NaN.
+    allowed: (Q, G) bool or 0/1, which completions may be kept (None: all); the others are kept only
+    if a question has fewer than k allowed ones.
+    If |A| are equal, the lower index is kept. (Rewards such as 0.1 and 0.3 are rounded, so
+    equal |A| may differ in the last digit.) Not checked: a NaN counts as the largest.
 
         advantages  −1.5  0.3  0.2  1.0          k = 2 keeps [0, 3]
     """
-    advantages = checked_groups(advantages, "advantages", k, allowed)
-    if rule == "largest_abs":
-        score = advantages.abs()
-    elif rule == "smallest_abs":
-        score = -advantages.abs()
-    elif rule == "largest":
-        score = advantages
-    elif rule == "random":
-        score = torch.rand(advantages.shape, generator=generator, device=advantages.device)
-    else:
-        raise ValueError(
-            f"rule must be largest_abs, smallest_abs, largest or random, not {rule!r}")
+    assert advantages.dim() == 2 and 1 <= k <= advantages.shape[1], "(Q, G), and k in 1 … G"
+    size = advantages.abs()
     if allowed is not None:
-        score = score.masked_fill(~allowed.bool(), -torch.inf)
-    # I = top-k of the score in each row; a stable sort leaves equal scores in order
-    order = score.argsort(dim=1, descending=True, stable=True)
+        size[~allowed.bool()] = -torch.inf
+    # I = top-k of |A| in each row; a stable sort leaves equal ones in order
+    order = size.argsort(dim=1, descending=True, stable=True)
     return order[:, :k].sort(dim=1).values
 
 
 def batch_rows(kept, group_size):
     """The kept completions as rows of the batch: completion i of question q is row q·G + i.
 
-    kept: (Q, k), from `prune`. Returns (Q·k,) int64, ascending. `tokens[batch_rows(kept, G)]`
-    are the tokens of the kept completions.
+    kept: (Q, k), from `prune`. Returns (Q·k,) int64, ascending.
     """
     first = group_size * torch.arange(len(kept), device=kept.device)  # row of completion 0
     return (kept + first.unsqueeze(1)).flatten()
 
 
 def prune_below(advantages, threshold):
-    """The paper's first form: keep if |A| ≥ γ. (Q, G) bool.
-
-    How many completions are kept differs from question to question. Raises ValueError if the
-    advantages are not (Q, G) or hold NaN.
-    """
-    return checked_groups(advantages, "advantages").abs() >= threshold
+    """The paper's first form: keep if |A| ≥ γ. (Q, G) → (Q, G) bool; their number is not fixed."""
+    return advantages.abs() >= threshold
 
 
 def prune_pooled(advantages, n_keep, *, allowed=None):
     """What the published code keeps: the n_keep largest |A| of all questions together.
 
     advantages: (Q, G). allowed: as for `prune`. Returns (n_keep,) rows of the batch, q·G + i,
-    ascending. If |A| are equal, the lower row is kept. This function shows how the published code
-    differs from `prune`. Raises ValueError as `prune` does, and for an n_keep outside 0 … Q·G.
+    ascending. If |A| are equal, the lower row is kept.
     """
-    advantages = checked_groups(advantages, "advantages", allowed=allowed)
-    if not 0 <= n_keep <= advantages.numel():
-        raise ValueError(f"n_keep must lie in 0 … {advantages.numel()}, not {n_keep}")
-    score = advantages.abs()
+    assert advantages.dim() == 2 and 0 <= n_keep <= advantages.numel(), "(Q, G), n_keep in 0 … Q·G"
+    size = advantages.abs()
     if allowed is not None:
-        score = score.masked_fill(~allowed.bool(), -1.0)  # below every |A|, 0 too
-    order = score.flatten().argsort(descending=True, stable=True)
+        size[~allowed.bool()] = -torch.inf
+    order = size.flatten().argsort(descending=True, stable=True)
     return order[:n_keep].sort().values

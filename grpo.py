@@ -16,13 +16,13 @@ eps is 1e-4, as in TRL and in CPPO's published code. The KL estimator is k3, the
 
 Shapes: Q questions, G completions per question, N completions in a batch, T completion tokens,
 V vocabulary.
+
+Each function works pasted below `import torch`, a loss together with the functions that its
+docstring names. An `assert` stands where torch would repeat a tensor of another shape in silence.
+Nothing looks for NaN, because the host would wait for the GPU: check rewards before.
 """
 
 import torch
-
-# exp of a log-ratio is computed up to this log-ratio, where the ratio is 5e8. Without a bound
-# exp(89) is ∞ in float32, and 0 · ∞ makes NaN of a whole batch. verl has the bound 20, too
-LARGEST_LOG_RATIO = 20.0
 
 
 def group_advantages(rewards, *, divide_by_std=True, eps=1e-4, ddof=1):
@@ -32,15 +32,13 @@ def group_advantages(rewards, *, divide_by_std=True, eps=1e-4, ddof=1):
     as float32. Returns (Q, G).
     A group whose rewards are all equal gets advantage 0: nothing is learned.
     ddof: 1 for the unbiased std, 0 for the population's. The paper does not say which.
-    Raises ValueError if `rewards` is not (Q, G) with G > ddof, and where an advantage would be NaN:
-    a reward is NaN or ∞, or all of a group are equal and eps is 0.
+    Not checked: a reward of NaN or ∞, or a group of `ddof` completions, makes its group NaN.
 
         rewards     1     0     0     1         mean 0.5, std 0.577
         advantages  0.87 −0.87 −0.87  0.87
     """
-    rewards = checked_groups(rewards, "rewards")
-    if rewards.shape[1] <= ddof:
-        raise ValueError(f"rewards must be (Q, G) with G larger than {ddof}")
+    assert rewards.dim() == 2, "rewards must be (Q, G), one row per question: rewards.view(-1, G)"
+    rewards = 1.0 * rewards  # whole numbers become floats
     # this shift does not change A. Without it equal rewards would not give exact zeros, because
     # in floats the mean of 0.7, 0.7, … need not be 0.7
     rewards = rewards - rewards[:, :1]
@@ -49,32 +47,19 @@ def group_advantages(rewards, *, divide_by_std=True, eps=1e-4, ddof=1):
     if divide_by_std:
         std = rewards.std(1, keepdim=True, correction=ddof)
         advantages = advantages / (std + eps)
-    return checked_groups(advantages, "advantages")
+    return advantages
 
 
 def token_logprobs(logits, tokens, *, temperature=1.0):
     """Log-probability of each sampled token: log softmax(logits / temperature)[token].
 
     logits: (N, T, V), any float type. The logits at position t predict `tokens[:, t]`.
-    tokens: (N, T) int64, on padding any token of the vocabulary. Returns (N, T) float32.
-    temperature: the temperature of sampling. Another temperature scores another policy.
-    Raises ValueError if logits and tokens differ in N or T (is the last position cut off?), if the
-    temperature is not above 0, or if a token is outside of the vocabulary. (Tokens on a GPU are not
-    checked, because the host would wait for them.)
+    tokens: (N, T) int64, on padding any token of the vocabulary (not −100). Returns (N, T) float32.
+    temperature: the temperature of sampling, above 0. Another one scores another policy.
     """
-    if logits.shape[:-1] != tokens.shape:
-        raise ValueError(
-            f"logits {tuple(logits.shape)} must have the N and T of tokens {tuple(tokens.shape)}: "
-            "the logits at position t predict token t"
-        )
-    V = logits.shape[-1]
-    if tokens.device.type == "cpu" and ((tokens < 0) | (tokens >= V)).any():
-        raise ValueError(
-            f"tokens must lie in 0 … {V - 1}. If padding has −100, write any token there: "
-            "the mask leaves it out"
-        )
+    assert logits.shape[:-1] == tokens.shape, "the logits (N, T, V) at position t predict token t"
     # log π(· | q, o_<t)
-    logp = _at_temperature(logits, temperature).log_softmax(-1)
+    logp = (logits.float() / temperature).log_softmax(-1)
     # log π(o_t | q, o_<t)
     return logp.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
@@ -84,7 +69,7 @@ def token_entropies(logits, *, temperature=1.0):
 
     A word with the logit −∞ has the probability 0 and adds 0. (Masked or padded vocabularies.)
     """
-    x = _at_temperature(logits, temperature)
+    x = logits.float() / temperature
     log_sum = x.logsumexp(-1)
     p = x.softmax(-1)
     x = x.masked_fill(x == -torch.inf, 0.0)  # 0 · −∞ would be NaN
@@ -119,11 +104,11 @@ def kl_k3(logp, ref_logp):
 
     The value of k3 is unbiased. As a loss, on-policy, k3 has at each token the gradient of
     KL(π_ref ‖ π), the other direction. The two directions are close if π ≈ π_ref.
-    log r is bounded by LARGEST_LOG_RATIO. Above it, k3 is a constant without a gradient.
-    Raises ValueError as `check_shapes` does.
+    log r is at most 20, where r is 5e8: without a bound exp(89) is ∞ in float32. Above it, k3 is a
+    constant without a gradient.
     """
-    check_shapes("logp, ref_logp", logp, ref_logp)
-    log_r = (ref_logp - logp).clamp(max=LARGEST_LOG_RATIO)
+    assert logp.shape == ref_logp.shape, "logp and ref_logp must have one shape, (N, T)"
+    log_r = (ref_logp - logp).clamp(max=20.0)
     # k3 = r − log r − 1; expm1 is exact if r is close to 1
     return torch.expm1(log_r) - log_r
 
@@ -131,14 +116,15 @@ def kl_k3(logp, ref_logp):
 def importance_ratio(logp, old_logp, mask):
     """ρ = π_θ / π_old of each token, and 1 on padding. logp, old_logp, mask: (N, T). (N, T)
 
-    Only logp gets a gradient. A log-ratio above LARGEST_LOG_RATIO counts as LARGEST_LOG_RATIO,
-    without a gradient. So nothing overflows, also not where a clip multiplies the gradient by 0.
-    Raises ValueError as `check_shapes` does.
+    Only logp gets a gradient. It must not be float16, which holds no number above 65504.
+    A log-ratio above 20 counts as 20, without a gradient. (verl has the bound 20, too.) So nothing
+    overflows, also not where a clip multiplies the gradient by 0: 0 · ∞ would be NaN.
     """
-    check_shapes("logp, old_logp, mask", logp, old_logp, mask)
+    assert logp.shape == old_logp.shape == mask.shape and logp.dtype != torch.float16, (
+        "logp, old_logp, mask: (N, T) each, and not float16")
     log_ratio = (logp - old_logp.detach()).masked_fill(~mask.bool(), 0.0)
     # ρ = π_θ / π_old = exp(log π_θ − log π_old)
-    return log_ratio.clamp(max=LARGEST_LOG_RATIO).exp()
+    return log_ratio.clamp(max=20.0).exp()
 
 
 def clipped_surrogate(ratio, advantages, *, clip_low=0.2, clip_high=None):
@@ -180,17 +166,19 @@ def surrogate_loss(
     ratio, advantages, logp, mask, weights, *, ref_logp=None, beta=0.0, clip_low=0.2,
     clip_high=None, surrogate=None,
 ):  # fmt: skip
-    """The loss of the whole family: −Σ weights · (surrogate − β k3).
+    """The loss of the whole family: −Σ weights · (surrogate − β k3). (`kl_k3`)
 
     The algorithms differ in the ratio and in the weights, some in the surrogate: (N, T); None means
-    min(ρA, clip(ρ)A). ratio, logp, weights: (N, T). advantages: (N,) or (N, T). mask: (N, T) bool.
-    The other arguments are those of `grpo_loss`.
-    Returns (loss, stats), as `grpo_loss` does. Raises ValueError for other shapes.
+    `clipped_surrogate`. ratio, logp, weights: (N, T). advantages: (N,) or (N, T). mask: (N, T),
+    bool or 0/1. The other arguments are those of `grpo_loss`.
+    Returns (loss, stats), as `grpo_loss` does.
     """
-    check_shapes(
-        "logp, ratio, mask, weights, ref_logp, surrogate",
-        logp, ratio, mask, weights, ref_logp, surrogate)
-    advantages = with_token_axis(advantages, logp)
+    N, T = logp.shape
+    shapes = {x.shape for x in (ratio, mask, weights, ref_logp, surrogate) if x is not None}
+    assert shapes == {(N, T)} and advantages.shape in ((N,), (N, 1), (N, T)), (
+        "ratio, logp, mask, weights, ref_logp, surrogate: (N, T) each; advantages: (N,) or (N, T)")
+    if advantages.dim() == 1:
+        advantages = advantages.unsqueeze(1)
     mask = mask.bool()
     if surrogate is None:
         surrogate = clipped_surrogate(ratio, advantages, clip_low=clip_low, clip_high=clip_high)
@@ -228,10 +216,11 @@ def grpo_loss(
 ):  # fmt: skip
     """−J of GRPO (2402.03300 eq. 3): loss = −Σ weights · (min(ρA, clip(ρ)A) − β k3).
 
+    It is `surrogate_loss` with the `importance_ratio` of each token.
     logp, old_logp, ref_logp: (N, T) float32, under the current, the sampling and the reference
     policy. Only `logp` needs a gradient. ref_logp=None: no KL. beta=0: the KL is only reported.
     advantages: (N,) or (N, T). mask: (N, T) bool or 0/1, EOS included.
-    weights: (N, T), how much each token counts. None means `sequence_mean_weights(mask)`. If each
+    weights: (N, T), how much each token counts. None means `sequence_mean_weights`. If each
     part of a batch gets its rows of the batch's weights, the losses of the parts add up to the loss
     of the batch.
 
@@ -239,10 +228,8 @@ def grpo_loss(
     gradient. (Nothing waits for a GPU until you call `.item()`.) `kl` (0 without a reference),
     `ratio_mean` and `clip_fraction` (the share of the tokens whose gradient the clip ends) are
     means under `weights`. `ratio_max` is the largest ratio, or 0.
-    The ratio and k3 are bounded (LARGEST_LOG_RATIO). If logp and the advantages are finite, so are
-    loss and gradient. An advantage of NaN makes them NaN: nothing looks for it here, because the
-    host would wait for the GPU. (`group_advantages` refuses a reward of NaN.)
-    Raises ValueError if the shapes differ, or if logp is float16.
+    The ratio and k3 are bounded. If logp and the advantages are finite, so are loss and gradient.
+    Not checked: an advantage of NaN makes them NaN.
     """
     ratio = importance_ratio(logp, old_logp, mask)
     if weights is None:
@@ -250,69 +237,3 @@ def grpo_loss(
     return surrogate_loss(
         ratio, advantages, logp, mask, weights,
         ref_logp=ref_logp, beta=beta, clip_low=clip_low, clip_high=clip_high)
-
-
-# --- what a function takes ---
-
-
-def _at_temperature(logits, temperature):
-    """logits / temperature, in float32."""
-    if not temperature > 0:
-        raise ValueError(
-            f"the temperature must be above 0, not {temperature}. Greedy decoding (0) is no policy "
-            "with log-probabilities: score at the temperature at which you sample"
-        )
-    return logits.float() / temperature
-
-
-def check_shapes(names, first, *others):
-    """Raises ValueError if a tensor does not have the shape of the first one. None is left out.
-
-    names: of the tensors, with commas. torch repeats a (1, T) or an (N, 1) to (N, T) in silence.
-    Then sums are many times too large. The first one must not be float16 either: there e^12 is ∞.
-    (bfloat16 is allowed: its largest number is about that of float32.)
-    """
-    name_of_first, *names = names.split(", ")
-    if first.dtype == torch.float16:
-        raise ValueError(f"{name_of_first} must be float32: float16 holds no number above 65504")
-    for name, tensor in zip(names, others):
-        if tensor is not None and tensor.shape != first.shape:
-            raise ValueError(
-                f"{name} must have the shape of {name_of_first}, {tuple(first.shape)}, "
-                f"not {tuple(tensor.shape)}"
-            )
-
-
-def with_token_axis(advantages, logp):
-    """Advantages (N,), (N, 1) or (N, T) as (N, 1) or (N, T), for a logp of (N, T).
-
-    Raises ValueError for another shape.
-    """
-    N, T = logp.shape
-    if advantages.shape not in ((N,), (N, 1), (N, T)):
-        raise ValueError(
-            f"advantages must be one for each completion or token of logp, {tuple(logp.shape)}, "
-            f"not {tuple(advantages.shape)}"
-        )
-    return advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
-
-
-def checked_groups(x, name, k=1, allowed=None):
-    """x, (Q, G), one row per question; whole numbers and bool as float32.
-
-    Raises ValueError if x has another shape or holds NaN, if k is outside 1 … G, or if `allowed`
-    does not have the shape of x.
-    """
-    if x.dim() != 2:
-        raise ValueError(
-            f"{name} must be (Q, G), one row per question, not {tuple(x.shape)}: "
-            f"use {name}.view(-1, G)"
-        )
-    is_nan = x.isnan()
-    check_shapes(f"{name}, allowed", is_nan, allowed)
-    if is_nan.any():
-        raise ValueError(
-            f"{name} must not be NaN: is a reward NaN or ∞, or a std 0 without an eps?")
-    if not 1 <= k <= x.shape[1]:
-        raise ValueError(f"{k} of {x.shape[1]} completions of a question cannot be kept")
-    return x if x.is_floating_point() else x.float()

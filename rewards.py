@@ -9,7 +9,7 @@ repeated for each of its completions. A reward takes the columns that it needs b
 the others. A column of another length is a ValueError.
 
 What a completion answers is read in answers/, in one way for all rewards; here is what that
-answer is worth. Plain Python. Rewards that need more are in engine/scoring/: `math_accuracy`
+answer is worth. Plain Python. Rewards that need more are in judges/: `math_accuracy`
 (mathematics.py), programs that are run (programs.py).
 """
 
@@ -25,8 +25,6 @@ from answers import (
     same_quantity,
 )
 
-THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")  # the commas of 1,234,567
-
 # --- accuracy ---
 
 
@@ -37,16 +35,19 @@ def gsm8k_accuracy(completions, answer, **columns):
     answer: GSM8K's solutions ("… #### 18"), or bare numbers. The values are those of CPPO's
     published GSM8K setting.
     """
-    pairs = zip(completions, answer, strict=True)
-    return [_gsm8k_score(extract_answer(text), gold_answer(gold)) for text, gold in pairs]
-
-
-def _gsm8k_score(given, gold):
-    if given is None:
-        return 0.0
-    if THOUSANDS.sub("", given) == THOUSANDS.sub("", gold):
-        return 2.0
-    return 1.5 if same_quantity(given, gold) or same_option(given, gold) else 0.0
+    thousands = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")  # the commas of 1,234,567
+    rewards = []
+    for text, solution in zip(completions, answer, strict=True):
+        given, gold = extract_answer(text), gold_answer(solution)
+        if given is None:
+            rewards.append(0.0)
+        elif thousands.sub("", given) == thousands.sub("", gold):
+            rewards.append(2.0)
+        elif same_quantity(given, gold) or same_option(given, gold):
+            rewards.append(1.5)
+        else:
+            rewards.append(0.0)
+    return rewards
 
 
 def toy_accuracy(completions, answer, **columns):
@@ -72,7 +73,9 @@ def number_accuracy(completions, answer, **columns):
 def format_reward(completions, **columns):
     """1.0 for `<think>…</think>\\n<answer>…</answer>` and nothing else, else 0.0. (R1's form) Two
     newlines are paid, too: Qwen3 writes them."""
-    return [1.0 if R1_FORMAT.fullmatch(completion) else 0.0 for completion in completions]
+    inside = r"(?:(?!</?(?:think|answer)>).)*"  # no tag twice
+    form = re.compile(rf"<think>{inside}</think>\n\n?<answer>{inside}</answer>", re.DOTALL)
+    return [1.0 if form.fullmatch(text) else 0.0 for text in completions]
 
 
 def soft_format_reward(completions, **columns):
@@ -80,36 +83,38 @@ def soft_format_reward(completions, **columns):
 
     So a model that does not write the whole form yet can learn it tag by tag.
     """
-    tags = ("<think>", "</think>", "<answer>", "</answer>")
-    return [_in_order(completion, tags) for completion in completions]
-
-
-def soft_code_format(completions, **columns):
-    """0.25 for each of `<think>`, `</think>`, ```python and the closing ``` that occurs exactly
-    once, and after the mark before it: the loose form of `code_format`."""
-    # "```python" holds a "```", so it gets a name of its own
-    marks = ("<think>", "</think>", "<python>", "```")
-    return [_in_order(text.replace("```python", "<python>"), marks) for text in completions]
-
-
-def _in_order(text, marks):
-    score, position = 0.0, 0
-    for mark in marks:
-        found = text.find(mark, position)
-        if text.count(mark) == 1 and found >= 0:
-            score += 1 / len(marks)
-            position = found + len(mark)
-    return score
+    rewards = []
+    for text in completions:
+        reward, position = 0.0, 0
+        for tag in ("<think>", "</think>", "<answer>", "</answer>"):
+            found = text.find(tag, position)
+            if text.count(tag) == 1 and found >= 0:
+                reward += 0.25
+                position = found + len(tag)
+        rewards.append(reward)
+    return rewards
 
 
 def code_format(completions, **columns):
     """1.0 for `<think>…</think>`, one or two newlines, one ```python block and nothing else, else
     0.0."""
-    return [1.0 if CODE_FORMAT.fullmatch(completion) else 0.0 for completion in completions]
+    inside = r"(?:(?!</?(?:think|answer)>).)*"
+    block = r"```python\n(?:(?!```).)*\n```"
+    form = re.compile(rf"<think>{inside}</think>\n\n?{block}", re.DOTALL)
+    return [1.0 if form.fullmatch(text) else 0.0 for text in completions]
 
 
-# <think>…</think>, a new line, <answer>…</answer> or a program, and nothing else; no tag twice.
-# Before the new line there may be an empty one, as Qwen3 writes it
-NO_TAG = r"(?:(?!</?(?:think|answer)>).)*"
-R1_FORMAT = re.compile(rf"<think>{NO_TAG}</think>\n\n?<answer>{NO_TAG}</answer>", re.DOTALL)
-CODE_FORMAT = re.compile(rf"<think>{NO_TAG}</think>\n\n?```python\n(?:(?!```).)*\n```", re.DOTALL)
+def soft_code_format(completions, **columns):
+    """0.25 for each of `<think>`, `</think>`, ```python and the closing ``` that occurs exactly
+    once, and after the mark before it: the loose form of `code_format`."""
+    rewards = []
+    for text in completions:
+        text = text.replace("```python", "<python>")  # it holds a "```", so it gets another name
+        reward, position = 0.0, 0
+        for mark in ("<think>", "</think>", "<python>", "```"):
+            found = text.find(mark, position)
+            if text.count(mark) == 1 and found >= 0:
+                reward += 0.25
+                position = found + len(mark)
+        rewards.append(reward)
+    return rewards

@@ -9,10 +9,6 @@ Python and numpy, no torch: copy what you need.
 """
 
 import math
-from collections import Counter
-from itertools import groupby
-from math import comb
-from operator import itemgetter
 
 import numpy as np
 
@@ -27,7 +23,7 @@ def pass_at_k(n, right, k):
 
     1 − C(n − right, k) / C(n, k), the unbiased estimator. (2107.03374, eq. 1)
     """
-    return 1 - comb(n - right, k) / comb(n, k)
+    return 1 - math.comb(n - right, k) / math.comb(n, k)
 
 
 def majority_is_right(records, answer_of):
@@ -37,12 +33,12 @@ def majority_is_right(records, answer_of):
     frequent, the first counts. A completion without an answer does not vote.
     """
     verdicts = {}  # {answer: whether it is right}
-    votes = Counter()
+    votes = {}  # {answer: how many completions gave it}
     for record in records:
         answer = answer_of(record["completion"])
         if answer is not None:
-            votes[answer] += 1
             verdicts.setdefault(answer, record["correct"])
+            votes[answer] = votes.get(answer, 0) + 1
     if not votes:
         return False
     return verdicts[max(votes, key=votes.get)]
@@ -77,7 +73,7 @@ def interval(values, least=0.0, draws=2000):
 def paired(first, second, draws=10_000):
     """Are two lists of scores of the same questions different?
 
-    Returns (difference of the means, its 95% interval, p). p is two-sided, by the sign-flip
+    Returns (difference of the means, its 95% `interval`, p). p is two-sided, by the sign-flip
     permutation test: if the models were equal, each difference could as well be its negative.
     """
     first = np.asarray(first, dtype=float)
@@ -98,7 +94,8 @@ def summarize(records, answer_of):
 
     accuracy (avg@k); from two completions of a question on also pass@k and maj@k. k is the
     smallest number of completions of a question. maj@k needs a completion with an answer.
-    answer_of: as for `majority_is_right`.
+    answer_of: as for `majority_is_right`. It is made of this, of `group_by_question`, `mean_value`,
+    `pass_at_k` and `interval`.
     """
     groups = group_by_question(records)
     n = min(map(len, groups))
@@ -126,11 +123,14 @@ def summarize(records, answer_of):
 
 
 def mean_value(records, key):
+    """The mean of what the records have under a key."""
     return sum(record[key] for record in records) / len(records)
 
 
 def group_by_question(records):
     """A list for each question: its judged records, in the order of the questions."""
-    index = itemgetter("index")
-    judged = [record for record in records if record["correct"] is not None]
-    return [list(group) for _, group in groupby(sorted(judged, key=index), index)]
+    groups = {}
+    for record in records:
+        if record["correct"] is not None:
+            groups.setdefault(record["index"], []).append(record)
+    return [groups[index] for index in sorted(groups)]

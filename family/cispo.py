@@ -13,7 +13,7 @@ largest weight is 5, which ScaleRL recommends (2510.13786, as cited by TRL). The
 DAPO's dynamic sampling, and its length penalty: --overlong_cache.
 """
 
-from grpo import importance_ratio, surrogate_loss, with_token_axis
+from grpo import importance_ratio, surrogate_loss
 
 
 def cispo_loss(
@@ -22,7 +22,8 @@ def cispo_loss(
 ):
     """−J of CISPO (2506.13585 eq. 4): −Σ weights · (sg(clip(ρ)) A log π_θ − β k3).
 
-    It takes the arguments of `grpo_loss` and returns what `grpo_loss` returns. `clip_fraction` is
+    It takes the arguments of `grpo_loss` and returns what `grpo_loss` returns. It is
+    `surrogate_loss` with an `importance_ratio` that has no gradient. `clip_fraction` is
     the share of tokens whose weight is clipped. weights: (N, T); None means 1 / number of tokens on
     each. At the first update the loss is not 0, but its gradient is the gradient of GRPO with the
     same weights.
@@ -35,8 +36,10 @@ def cispo_loss(
     ratio = importance_ratio(logp.detach(), old_logp, mask)
     # ρ̂ = clip(ρ, 1 − ε_low, 1 + ε_high)
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
+    if advantages.dim() == 1:
+        advantages = advantages.unsqueeze(1)
     # sg(ρ̂) log π A
-    surrogate = bounded * logp.masked_fill(padding, 0.0) * with_token_axis(advantages, logp)
+    surrogate = bounded * logp.masked_fill(padding, 0.0) * advantages
     loss, stats = surrogate_loss(
         ratio, advantages, logp, mask, weights,
         ref_logp=ref_logp, beta=beta, surrogate=surrogate)

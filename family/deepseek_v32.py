@@ -26,26 +26,18 @@ what others quote. The report gives neither β nor δ. TRL's example has δ = 0.
 
 import torch
 
-from grpo import (
-    LARGEST_LOG_RATIO,
-    check_shapes,
-    grpo_loss,
-    kl_k3,
-    sequence_mean_weights,
-    token_logprobs,
-    with_token_axis,
-)
+from grpo import grpo_loss, kl_k3, sequence_mean_weights, token_logprobs
 
 
 def unbiased_kl(logp, old_logp, ref_logp):
     """ρ k3: KL(π_θ ‖ π_ref) at each token, from samples of π_old. (eq. 7) All (N, T).
 
     Given the tokens before it, the mean over o_t ~ π_old is KL(π_θ ‖ π_ref), and the mean gradient
-    is its gradient. So ρ keeps its gradient here, also where its value is 1. Raises ValueError as
-    `check_shapes` does.
+    is its gradient. So ρ keeps its gradient here, also where its value is 1. Both factors are
+    bounded (`kl_k3`).
     """
-    check_shapes("logp, old_logp, ref_logp", logp, old_logp, ref_logp)
-    log_ratio = (logp - old_logp.detach()).clamp(max=LARGEST_LOG_RATIO)
+    assert logp.shape == old_logp.shape, "logp, old_logp, ref_logp: (N, T) each"
+    log_ratio = (logp - old_logp.detach()).clamp(max=20.0)
     # ρ k3
     return log_ratio.exp() * kl_k3(logp, ref_logp)
 
@@ -56,12 +48,14 @@ def off_policy_mask(advantages, logp, sampled_logp, mask, *, threshold=0.5):
     advantages: (N,) or (N, T). logp, sampled_logp: (N, T), of π_θ and of the policy that sampled,
     as the sampler computed it. So M also sees a sampler that computes otherwise. mask: (N, T).
     threshold: δ, in nats per token. Returns bool, (N, 1) or (N, T). A token whose sampled_logp is
-    NaN counts as one that has not moved. Raises ValueError if the shapes differ.
+    NaN counts as one that has not moved.
     Example: A = −1, and each token has become e times less likely. The mean is 1 > 0.5, so M = 0.
     """
-    check_shapes("logp, sampled_logp, mask", logp, sampled_logp, mask)
+    assert logp.shape == sampled_logp.shape == mask.shape and len(advantages) == len(logp), (
+        "logp, sampled_logp, mask: (N, T) each; advantages: (N,) or (N, T)")
     mask = mask.bool()
-    advantages = with_token_axis(advantages, logp)
+    if advantages.dim() == 1:
+        advantages = advantages.unsqueeze(1)
     moved = (sampled_logp - logp).detach().masked_fill(~mask, 0.0).nan_to_num(nan=0.0)
     # 1/|o| Σ_t log π_old/π_θ
     mean = moved.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
@@ -74,21 +68,20 @@ def deepseek_v32_loss(
 ):
     """−J of DeepSeek-V3.2: −Σ weights · (min(ρA, clip(ρ)A) M − β ρ k3).
 
-    It takes the arguments of `grpo_loss`, and it returns the same; `kl` is the mean of ρ k3, and
-    `masked_fraction` the share of the tokens with M = 0. sampled_logp: as of `off_policy_mask`;
-    None means old_logp. threshold: δ.
+    It takes the arguments of `grpo_loss`, and it returns the same; `kl` is the mean of ρ k3
+    (`unbiased_kl`), and `masked_fraction` the share of the tokens with M = 0. sampled_logp: as of
+    `off_policy_mask`; None means old_logp. threshold: δ. weights: None means
+    `sequence_mean_weights`.
     """
-    check_shapes(
-        "logp, old_logp, mask, weights, ref_logp",
-        logp, old_logp, mask, weights, ref_logp)
+    assert ref_logp is None or ref_logp.shape == logp.shape, "ref_logp must be (N, T), as logp"
     weights = sequence_mean_weights(mask) if weights is None else weights
     drawn = old_logp if sampled_logp is None else sampled_logp
     kept = off_policy_mask(advantages, logp, drawn, mask, threshold=threshold)
-    advantages = with_token_axis(advantages, logp)
+    if advantages.dim() == 1:
+        advantages = advantages.unsqueeze(1)
     loss, stats = grpo_loss(
-        logp, old_logp, (advantages * kept).expand_as(logp), mask, beta=0.0, clip_low=clip_low,
-        clip_high=clip_high, weights=weights,
-    )
+        logp, old_logp, advantages * kept, mask, beta=0.0, clip_low=clip_low, clip_high=clip_high,
+        weights=weights)
     total = weights.sum().clamp(min=1e-12)
     stats["masked_fraction"] = (weights * ~kept).sum() / total
     if ref_logp is None:
@@ -100,7 +93,8 @@ def deepseek_v32_loss(
 
 
 def kept_logprobs(logits, tokens, kept, *, temperature=1.0):
-    """Log-probability of each sampled token among the tokens that the sampler could draw.
+    """Log-probability of each sampled token among the tokens that the sampler could draw, by
+    `token_logprobs`.
 
     logits: (N, T, V). tokens: (N, T) int64. kept: (N, T, V) bool, the sampler's nucleus at each
     token. The sampled token must be in it. Returns (N, T) float32. Take it for π_θ and π_old, with

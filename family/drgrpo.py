@@ -34,13 +34,10 @@ def drgrpo_loss(
 ):  # fmt: skip
     """−J of Dr. GRPO. It takes the arguments of `grpo_loss`, and it returns the same.
 
-    advantages: (N,), without the division by the std. max_tokens: L.
-    Either `max_tokens` or `weights` must be given. If both are given, `weights` is used.
-    Raises ValueError if neither is given.
+    advantages: (N,), without the division by the std. max_tokens: L, for `constant_weights`.
+    Either max_tokens or weights must be given. If both are given, weights is used.
     """
     if weights is None:
-        if max_tokens is None:
-            raise ValueError("drgrpo_loss needs max_tokens, its constant divisor, or weights")
         weights = constant_weights(mask, max_tokens=max_tokens)
     return grpo_loss(
         logp, old_logp, advantages, mask,

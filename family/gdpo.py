@@ -19,22 +19,22 @@ points, which is the mean of the sums. So GRPO gives them the advantage 0, and C
 first. GDPO gives them −1.71, and no other |A| is as large.
 """
 
-from grpo import group_advantages
-
-
 def decoupled_advantages(rewards, *, weights=None, normalize_batch=True, eps=1e-4):
     """Each reward is normalised in its group, then all are summed, then the batch is normalised.
 
     rewards: (R, Q, G), with all questions of the batch. weights: R numbers; None means 1 for each.
     Returns (Q, G). `normalize_batch=False` leaves out the last step. The std is the unbiased one
-    plus eps. Raises ValueError unless there is one weight for each reward, and as
-    `group_advantages` does.
+    plus eps.
     """
+    assert rewards.dim() == 3, "rewards must be (R, Q, G): R rewards of G completions per question"
     weights = [1.0] * len(rewards) if weights is None else weights
-    if len(weights) != len(rewards):
-        raise ValueError(f"{len(weights)} weights for {len(rewards)} rewards")
+    rewards = 1.0 * rewards  # whole numbers become floats
+    rewards = rewards - rewards[:, :, :1]  # equal rewards give exact zeros
+    # A_n = (r_n − mean(r_n)) / (std(r_n) + eps)
+    centred = rewards - rewards.mean(2, keepdim=True)
+    each = centred / (rewards.std(2, keepdim=True) + eps)
     # A = Σ_n w_n A_n
-    advantages = sum(w * group_advantages(r, eps=eps) for w, r in zip(weights, rewards))
+    advantages = sum(w * A for w, A in zip(weights, each, strict=True))
     if normalize_batch:
         # Â = A / std(A). mean(A) is 0, because it is 0 in every group. In floats it is a rounding
         # error. If we subtracted it, groups of equal rewards would lose their exact zeros

@@ -14,19 +14,16 @@ can follow. The paper uses DAPO's token mean.
 
 import torch
 
-from grpo import checked_groups, group_advantages
-
 
 def retain(metric, k, *, largest=False):
     """Indices of the k completions of each question with the smallest metric. (Algorithm 1)
 
     metric: (Q, G), for example the lengths. Returns (Q, k) int64, ascending in each row. If metrics
     are equal, the lower index is kept. `largest=True` keeps the completions with the largest metric
-    (for example `token_efficiency`). Raises ValueError if k is outside 1 … G, and if the metric is
-    not (Q, G) or holds NaN.
+    (for example `token_efficiency`).
     Example: lengths of 30, 10, 20 and 40 with k = 2 give the indices 1 and 2.
     """
-    checked_groups(metric, "metric", k)
+    assert metric.dim() == 2 and 1 <= k <= metric.shape[1], "(Q, G), and k in 1 … G"
     return metric.argsort(dim=1, descending=largest, stable=True)[:, :k].sort(dim=1).values
 
 
@@ -40,14 +37,14 @@ def retained_advantages(rewards, kept, *, eps=1e-4):
 
     rewards: (Q, G). kept: (Q, k) indices. If k differs between questions, kept is a list with one
     tensor of indices for each question. Returns (Q, G). The paper names no eps. We add GRPO's eps,
-    so equal rewards of the kept completions give 0. Raises ValueError as `group_advantages` does,
-    and if `kept` does not have one row for each question.
+    so equal rewards of the kept completions give 0.
     """
-    rewards = checked_groups(rewards, "rewards")
+    rewards = 1.0 * rewards  # whole numbers become floats
     advantages = torch.zeros_like(rewards)
     for row, r, s in zip(advantages, rewards, kept, strict=True):
+        r_s = r[s] - r[s[0]]  # equal rewards give exact zeros
         # A_i = (r_i − mean_S(r)) / (std_S(r) + eps)
-        row[s] = group_advantages(r[s][None], eps=eps, ddof=0)[0]
+        row[s] = (r_s - r_s.mean()) / (r_s.std(correction=0) + eps)
     return advantages
 
 

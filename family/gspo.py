@@ -14,32 +14,36 @@ GSPO-token (eq. 13, 14) allows A to differ from token to token. If A is one numb
 and all tokens of a completion weigh the same, GSPO-token has the value and the gradient of GSPO.
 """
 
-from grpo import LARGEST_LOG_RATIO, check_shapes, sequence_mean_weights, surrogate_loss
+import torch
+
+from grpo import sequence_mean_weights, surrogate_loss
 
 
 def sequence_ratio(logp, old_logp, mask):
     """s_i = exp(1/|o_i| Σ_t (log π_θ − log π_old)). (2507.18071 eq. 7)
 
-    logp, old_logp: (N, T). mask: (N, T) bool or 0/1. Returns (N,). An empty row gets 1. The ratio
-    is bounded, as in `grpo.importance_ratio`. Raises ValueError if the shapes differ.
+    logp, old_logp: (N, T). mask: (N, T) bool or 0/1. Returns (N,). An empty row gets 1. The mean of
+    the log-ratios is at most 20, as in `grpo.importance_ratio`.
     Example: a completion of two tokens with the ratios 2 and 8 gets √(2·8) = 4.
     """
-    check_shapes("logp, old_logp, mask", logp, old_logp, mask)
+    assert logp.shape == old_logp.shape == mask.shape and logp.dtype != torch.float16, (
+        "logp, old_logp, mask: (N, T) each, and not float16")
     mask = mask.bool()
     log_ratio = (logp - old_logp.detach()).masked_fill(~mask, 0.0)
     # s_i = exp(1/|o_i| Σ_t log π_θ/π_old)
     mean = log_ratio.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
-    return mean.clamp(max=LARGEST_LOG_RATIO).exp()
+    return mean.clamp(max=20.0).exp()
 
 
 def token_ratio(logp, old_logp, mask):
     """s_it = sg[s_i] · π_θ(o_it) / sg[π_θ(o_it)], where sg stops the gradient. (eq. 14)
 
-    Each token has the value of s_i and a gradient of its own. Takes the arguments of
-    `sequence_ratio`. Returns (N, T). Padding has the value of s_i too, and no gradient.
+    Each token has the value of s_i (`sequence_ratio`) and a gradient of its own. The arguments are
+    those of `sequence_ratio`. Returns (N, T). Padding has the value of s_i too, and no gradient.
     """
+    s = sequence_ratio(logp, old_logp, mask).detach()
     own = logp.masked_fill(~mask.bool(), 0.0)
-    return sequence_ratio(logp, old_logp, mask).detach().unsqueeze(1) * (own - own.detach()).exp()
+    return s.unsqueeze(1) * (own - own.detach()).exp()
 
 
 def gspo_loss(
@@ -48,9 +52,10 @@ def gspo_loss(
 ):
     """−J of GSPO (eq. 5). With `token_level=True`: −J of GSPO-token (eq. 13).
 
-    It takes the arguments of `grpo_loss`, and it returns the same. advantages: (N,); GSPO-token
-    also takes (N, T). Every token of a completion carries the surrogate of the whole completion.
-    The weights 1/(N |o_i|) of these tokens add up to 1/N.
+    It takes the arguments of `grpo_loss`, and it returns the same. It is `surrogate_loss` with the
+    `sequence_ratio`, or the `token_ratio`, and with `sequence_mean_weights`. advantages: (N,);
+    GSPO-token also takes (N, T). Every token of a completion carries the surrogate of the whole
+    completion. The weights 1/(N |o_i|) of these tokens add up to 1/N.
     """
     if weights is None:
         weights = sequence_mean_weights(mask)

@@ -21,20 +21,21 @@ term, one update on each batch.
 
 import torch
 
-from grpo import checked_groups, group_advantages
-
 
 def mean_normalized_advantages(rewards):
     """A = (r − mean) / mean in each group, 0 in a group without a reward. (2602.02710, alg. 1)
 
     rewards: (Q, G), meant to be 0 or 1. If a penalty makes the mean of a group 0 or less, the
     advantages of the group are 0. Returns (Q, G). The authors' code adds 1e-6 to the mean; the
-    paper does not. Raises ValueError as `group_advantages` does.
+    paper does not.
 
         rewards     1   0   0   0         mean ¼
         advantages  3  −1  −1  −1
     """
-    rewards = checked_groups(rewards, "rewards")
+    assert rewards.dim() == 2, "rewards must be (Q, G), one row per question"
+    rewards = 1.0 * rewards  # whole numbers become floats
     mean = rewards.mean(dim=1, keepdim=True)
+    shifted = rewards - rewards[:, :1]  # equal rewards give exact zeros
+    centred = shifted - shifted.mean(dim=1, keepdim=True)
     # A_i = (r_i − mean(r)) / mean(r)
-    return torch.where(mean > 0, group_advantages(rewards, divide_by_std=False) / mean, 0.0)
+    return torch.where(mean <= 0, 0.0, centred / mean)

@@ -20,18 +20,19 @@ We could read only the abstract and summaries of the paper. It also draws single
 less. How it draws the prefix may differ from ours.
 """
 
-from grpo import check_shapes
-
 
 def prefix_chances(mask, *, share=0.0):
     """p_t: the chance of each token to be inside the random prefix of its completion.
 
     mask: (N, T) bool or 0/1, the tokens of the policy. Only these are counted. share: of each
     completion at least ⌈share · |o|⌉ tokens stay, and at least 1. Returns (N, T) float32, 1 outside
-    of the mask. Raises ValueError if share is outside 0 … 1.
+    of the mask.
     Example: a completion of 4 tokens has p = 1, ¾, ½ and ¼; with share ½ it is 1, 1, ⅔ and ⅓.
     """
-    mask, lengths, shortest = _counted(mask, share)
+    mask = mask.bool()
+    lengths = mask.sum(1, keepdim=True)
+    # m = ⌈share · |o|⌉. In floats 0.07 · 100 is 7.000000000000001: the 1e-9 lets m be 7
+    shortest = (share * lengths.double() - 1e-9).ceil().float().clamp(min=1)
     # p_t = min(1, (|o| − t + 1) / (|o| − m + 1))
     after = lengths - mask.cumsum(1) + 1
     chances = (after / (lengths - shortest + 1).clamp(min=1)).clamp(max=1.0)
@@ -42,27 +43,19 @@ def random_prefixes(mask, u, *, share=0.0):
     """Which tokens are inside the random prefix of each completion.
 
     mask, share: as of `prefix_chances`. u: (N, 1), uniform in [0, 1), one number for each
-    completion. Returns (N, T) bool, False outside of the mask. Raises ValueError for a u of another
-    shape.
+    completion. Returns (N, T) bool, False outside of the mask.
     """
-    mask, lengths, shortest = _counted(mask, share)
-    check_shapes("the lengths, u", lengths, u)
+    assert u.shape == (len(mask), 1), "u must be (N, 1), one number for each completion"
+    mask = mask.bool()
+    lengths = mask.sum(1, keepdim=True)
+    # m = ⌈share · |o|⌉, as in `prefix_chances`
+    shortest = (share * lengths.double() - 1e-9).ceil().float().clamp(min=1)
     # c is uniform on m … |o|
     cut = shortest + (u * (lengths - shortest + 1)).floor()
     return mask & (mask.cumsum(1) <= cut)
 
 
 def prefix_factors(mask, u, *, share=0.0):
-    """A factor of the loss weights: 1/p_t inside of the random prefix, and 0 outside. (N, T)"""
+    """A factor of the loss weights, (N, T): 1/p_t (`prefix_chances`) inside of the random prefix
+    (`random_prefixes`), and 0 outside."""
     return random_prefixes(mask, u, share=share) / prefix_chances(mask, share=share)
-
-
-def _counted(mask, share):
-    """(mask as bool, |o|: (N, 1), m: (N, 1))."""
-    if not 0 <= share <= 1:
-        raise ValueError(f"share must lie in 0 … 1, not {share}")
-    mask = mask.bool()
-    lengths = mask.sum(1, keepdim=True)
-    # m = ⌈share · |o|⌉. In floats 0.07 · 100 is 7.000000000000001: the 1e-9 lets m be 7
-    shortest = (share * lengths.double() - 1e-9).ceil()
-    return mask, lengths, shortest.float().clamp(min=1)

@@ -22,7 +22,7 @@ Shapes: N completions, T tokens. V(s_t) is the critic's value *before* token t.
 
 import torch
 
-from grpo import check_shapes, grpo_loss
+from grpo import grpo_loss
 
 
 def token_rewards(scores, logp, ref_logp, mask, *, beta):
@@ -31,12 +31,11 @@ def token_rewards(scores, logp, ref_logp, mask, *, beta):
     scores: (N,), one per completion. logp, ref_logp: (N, T), of the policy that sampled and of the
     reference. mask: (N, T) bool or 0/1, the tokens of the policy. Returns (N, T), 0 outside of it.
     The score of an empty row is lost, because there is no token to carry it.
-    Raises ValueError if the shapes differ.
     """
-    check_shapes("logp, ref_logp, mask", logp, ref_logp, mask)
+    assert logp.shape == ref_logp.shape == mask.shape and scores.shape == logp.shape[:1], (
+        "scores: (N,); logp, ref_logp, mask: (N, T) each")
     mask = mask.bool()
     lengths = mask.sum(1)
-    check_shapes("the lengths of the rows, scores", lengths, scores)
     # r_t = −β (log π − log π_ref)
     rewards = (-beta * (logp - ref_logp)).masked_fill(~mask, 0.0)
     # The last token of a row: with it all tokens of the mask are counted
@@ -50,9 +49,9 @@ def gae(rewards, values, mask, *, gamma=1.0, lam=0.95):
     (1506.02438 eq. 16; 1707.06347 eq. 11.) rewards, values: (N, T). mask: (N, T), the tokens of the
     policy. Padding and the tokens of a tool are passed over. After the last token, V is 0. Returns
     (advantages, returns), both (N, T), 0 outside of the mask. They are targets, so they have no
-    gradient. The advantages are not whitened. Raises ValueError if the shapes differ.
+    gradient. The advantages are not whitened.
     """
-    check_shapes("rewards, values, mask", rewards, values, mask)
+    assert rewards.shape == values.shape == mask.shape, "rewards, values, mask: (N, T) each"
     mask = mask.bool()
     rewards = 1.0 * rewards.detach().masked_fill(~mask, 0.0)
     values = values.detach().masked_fill(~mask, 0.0)
@@ -75,9 +74,9 @@ def whiten(x, mask, *, mean=None, variance=None, eps=1e-8):
 
     x, mask: (N, T). Returns (N, T). The variance is the population's. `mean` and `variance` are
     those of the whole batch. They are needed if x is only a part of the batch (one micro-batch, one
-    device). Raises ValueError if the shapes differ.
+    device).
     """
-    check_shapes("x, mask", x, mask)
+    assert x.shape == mask.shape, "x and mask must have one shape, (N, T)"
     mask = mask.bool()
     n = mask.sum().clamp(min=1)
     if mean is None:
@@ -111,13 +110,12 @@ def value_loss(values, old_values, returns, mask, *, clip=0.2, weights=None):
     (The published code of 1707.06347.) values, old_values, returns, mask: (N, T). Only `values`
     gets a gradient. weights: (N, T); None means 1 / number of tokens on each. Returns a scalar.
     The larger square is the pessimistic one, like the min for the policy. So V gains nothing if it
-    moves more than `clip` away from V_old. Raises ValueError if the shapes differ.
+    moves more than `clip` away from V_old.
     """
-    check_shapes(
-        "values, old_values, returns, mask, weights",
-        values, old_values, returns, mask, weights)
     if weights is None:
         weights = mask.float() / mask.sum().clamp(min=1)
+    assert values.shape == old_values.shape == returns.shape == mask.shape == weights.shape, (
+        "values, old_values, returns, mask, weights: (N, T) each")
     # 0 on padding
     padding = ~mask.bool()
     values = values.masked_fill(padding, 0.0)

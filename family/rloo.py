@@ -17,18 +17,17 @@ only scales the loss. The row departs from the paper in the KL. The paper subtra
 from the reward. The row has no KL term (--beta adds k3 to the loss).
 """
 
-from grpo import group_advantages
-
-
 def leave_one_out_advantages(rewards):
     """A_i = r_i − mean of the other rewards of the question. (2402.14740, RLOO's estimator)
 
-    rewards: (Q, G). Returns (Q, G); equal rewards give 0. Raises ValueError as
-    `group_advantages` does.
+    rewards: (Q, G). Returns (Q, G); equal rewards give 0.
 
         rewards     1     0     0     0
         advantages  1   −⅓    −⅓    −⅓
     """
-    G = rewards.shape[-1]
+    assert rewards.dim() == 2, "rewards must be (Q, G), one row per question"
+    G = rewards.shape[1]
+    rewards = 1.0 * rewards  # whole numbers become floats
+    rewards = rewards - rewards[:, :1]  # equal rewards give exact zeros
     # A_i = G/(G−1) · (r_i − mean(r))
-    return group_advantages(rewards, divide_by_std=False) * G / (G - 1)
+    return (rewards - rewards.mean(1, keepdim=True)) * G / (G - 1)

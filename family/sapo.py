@@ -13,7 +13,7 @@ paper.
 
 import torch
 
-from grpo import importance_ratio, sequence_mean_weights, surrogate_loss, with_token_axis
+from grpo import importance_ratio, sequence_mean_weights, surrogate_loss
 
 
 def sapo_loss(
@@ -22,14 +22,16 @@ def sapo_loss(
 ):
     """−J of SAPO: −Σ weights · (f(ρ) A − β k3).
 
-    It takes the arguments of `grpo_loss`, and it returns the same. It has no clip, so clip_low and
-    clip_high are not used. tau_positive, tau_negative: τ of tokens with A > 0, and of others.
+    It takes the arguments of `grpo_loss`, and it returns the same. It is `surrogate_loss` with the
+    `importance_ratio`, with a gate, and with `sequence_mean_weights`. It has no clip, so clip_low
+    and clip_high are not used. tau_positive, tau_negative: τ of tokens with A > 0, and of others.
     """
     if weights is None:
         weights = sequence_mean_weights(mask)
     # ρ = π_θ / π_old; on padding ρ is 1
     ratio = importance_ratio(logp, old_logp, mask)
-    advantages = with_token_axis(advantages, logp)
+    if advantages.dim() == 1:
+        advantages = advantages.unsqueeze(1)
     tau = torch.where(advantages > 0, tau_positive, tau_negative)
     # f(ρ) = 4/τ · sigmoid(τ (ρ − 1))
     gate = 4 / tau * torch.sigmoid(tau * (ratio - 1))

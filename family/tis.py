@@ -34,8 +34,6 @@ from functools import partial
 
 import torch
 
-from grpo import check_shapes
-
 
 def truncated_importance_weights(old_logp, sampled_logp, mask, *, cap, low=None):
     """w = min(π_old(o_t) / π_sampler(o_t), C): a factor of the loss weights.
@@ -45,25 +43,20 @@ def truncated_importance_weights(old_logp, sampled_logp, mask, *, cap, low=None)
     completion tokens. cap: C, above 0. low: a. If a is given, the weight outside a … C is 0
     (IcePop). Then take a < 1 < C. If sampler and trainer agree on a token, its ratio is 1, but only
     up to rounding. Returns (N, T), 1 on padding, without a gradient. A token whose sampled_logp is
-    NaN gets 1: some samplers do not report every token. Raises ValueError if the shapes differ.
+    NaN gets 1: some samplers do not report every token.
 
     If no ratio reaches an end, w corrects each token, given the tokens before it:
     Σ_o π_sampler(o) w(o) f(o) = Σ_o π_old(o) f(o). The sampler also drew the tokens before it, and
     w does not correct these. The cap bounds the variance. It biases the tokens whose ratio is above
     the cap. The loss keeps its ratio π_θ / π_old, because the policy is updated after the sampling.
     """
-    ratio = _log_ratio(old_logp, sampled_logp, mask).exp()
+    assert old_logp.shape == sampled_logp.shape == mask.shape, "(N, T) each"
+    ratio = (old_logp - sampled_logp).nan_to_num(nan=0.0).exp()
     # w = π_old / π_sampler, at most C; IcePop: 0 outside a … C
     weights = ratio.clamp(max=cap)
     if low is not None:
         weights = torch.where((low <= ratio) & (ratio <= cap), ratio, 0.0)
     return weights.masked_fill(~mask.bool(), 1.0).detach()
-
-
-def _log_ratio(old_logp, sampled_logp, mask):
-    """log π_old − log π_sampler, and 0 for a token that the sampler has not reported. (N, T)"""
-    check_shapes("old_logp, sampled_logp, mask", old_logp, sampled_logp, mask)
-    return (old_logp - sampled_logp).nan_to_num(nan=0.0)
 
 
 def sequence_importance_weights(old_logp, sampled_logp, mask, *, cap, low=0.0, masked=False):
@@ -77,9 +70,10 @@ def sequence_importance_weights(old_logp, sampled_logp, mask, *, cap, low=0.0, m
     If no product reaches an end, w corrects the whole completion:
     Σ_o π_sampler(o) w(o) f(o) = Σ_o π_old(o) f(o).
     """
+    assert old_logp.shape == sampled_logp.shape == mask.shape, "(N, T) each"
     mask = mask.bool()
+    log_ratio = (old_logp - sampled_logp).nan_to_num(nan=0.0).masked_fill(~mask, 0.0)
     # w = Π_t π_old / π_sampler
-    log_ratio = _log_ratio(old_logp, sampled_logp, mask).masked_fill(~mask, 0.0)
     ratio = log_ratio.sum(1, keepdim=True).exp()
     weights = ratio.clamp(low, cap)
     if masked:

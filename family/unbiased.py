@@ -25,8 +25,6 @@ prompts. Its chances may differ from ours.
 
 import torch
 
-from grpo import check_shapes, checked_groups
-
 
 def keep_probabilities(scores, k, *, allowed=None):
     """p = min(1, c · score) with Σ p = k in each row: the chance of each completion to be kept.
@@ -34,13 +32,12 @@ def keep_probabilities(scores, k, *, allowed=None):
     scores: (Q, G), at least 0, for example |A|. Returns (Q, G). If a row has fewer than k positive
     scores, these get the chance 1, and the other completions of the row share the rest
     equally. allowed: (Q, G) bool or 0/1, which completions may be kept (None: all). The others
-    get a chance only if a row has fewer than k allowed ones. Raises ValueError if the scores (or
-    `allowed`) are not (Q, G) or hold NaN, and for a k outside 1 … G.
+    get a chance only if a row has fewer than k allowed ones.
     Example: scores of 3, 1, 1 and 1 with k = 2 give 1, ⅓, ⅓ and ⅓; 5, 0, 0 and 0 give the same.
     """
-    scores = checked_groups(scores, "scores", k, allowed)
-    allowed = torch.ones_like(scores) if allowed is None else allowed
-    allowed = allowed.bool()
+    allowed = (torch.ones_like(scores) if allowed is None else allowed).bool()
+    assert scores.shape == allowed.shape and 1 <= k <= scores.shape[1], "(Q, G), and k in 1 … G"
+    scores = 1.0 * scores  # whole numbers become floats
     positive = allowed & (scores > 0)
     scores = scores.masked_fill(~positive, 0.0)
     certain = torch.zeros_like(positive)
@@ -65,9 +62,9 @@ def draw(p, u):
 
     p: (Q, G) chances. u: (Q, 1), uniform in [0, 1). Returns (Q, G) bool. Intervals of width p lie
     side by side. Each of the points u, u + 1, u + 2, … keeps the completion on whose interval it
-    falls. Raises ValueError for a u of another shape.
+    falls.
     """
-    check_shapes("the first column of p, u", p[:, :1], u)
+    assert u.shape == (len(p), 1), "p must be (Q, G) and u (Q, 1)"
     ends = p.cumsum(1)
     return (ends - u).ceil() > (ends - p - u).ceil()
 
@@ -76,10 +73,10 @@ def reweighted(advantages, p):
     """A k/(G p): in the mean over the k kept, they count on average as A in the mean over all G.
 
     advantages, p: (Q, G), with Σ p = k in each row. Returns (Q, G), 0 if p is 0. The KL term of a
-    loss keeps its weight. Raises ValueError if they are not (Q, G) or hold NaN.
+    loss keeps its weight.
     """
-    advantages = checked_groups(advantages, "advantages")
-    check_shapes("p, advantages", p, advantages)
+    assert advantages.shape == p.shape and p.dim() == 2, "advantages and p must be (Q, G)"
+    advantages = 1.0 * advantages  # whole numbers become floats
     k = p.sum(1, keepdim=True)
     counted = advantages * k / (advantages.shape[1] * p)
     return counted.masked_fill(p == 0, 0.0).to(advantages.dtype)

@@ -96,7 +96,7 @@ def algorithm_of(options):
     others = {name: getattr(options, name) for name in ALGORITHM_OPTIONS - {"keep"}}
     try:
         algorithm = resolve(options.algorithm, keep=keep, **others)
-    except ValueError as error:
+    except AssertionError as error:  # of keep_count
         raise UserError(f"{error}: lower --pruning_rate.") from None
     algorithm = own.checked(algorithm)
     if algorithm.over_all_devices:

@@ -8,7 +8,6 @@ and bad input.
 import math
 import statistics
 from fractions import Fraction
-from itertools import combinations
 
 import pytest
 import torch
@@ -49,43 +48,19 @@ def test_the_largest_absolute_advantages_are_kept():
     assert prune(torch.tensor([[0.1, -2.0, 0.5, 1.0]]), 2).tolist() == [[1, 3]]
 
 
-SCORES = {"largest_abs": abs, "smallest_abs": lambda a: -abs(a), "largest": lambda a: a}
+def kept_by_hand(row, k):
+    """The largest |A| first, and among equal ones the lower index."""
+    return sorted(sorted(range(len(row)), key=lambda i: (-abs(row[i]), i))[:k])
 
 
-def kept_by_hand(row, k, rule="largest_abs"):
-    """The best score first, and among equal scores the lower index."""
-    return sorted(sorted(range(len(row)), key=lambda i: (-SCORES[rule](row[i]), i))[:k])
-
-
-@pytest.mark.parametrize("rule", SCORES)
 @pytest.mark.parametrize("width, k", [(6, 2), (6, 6), (300, 150)])
-def test_prune_equals_sorting_each_question_by_hand(rule, width, k):
+def test_prune_equals_sorting_each_question_by_hand(width, k):
     """Whole numbers as advantages, full of ties. In wide groups an unstable sort would mix them."""
     advantages = torch.randint(-2, 3, (40, width), generator=seeded(k)).float()
-    kept = prune(advantages, k, rule=rule)
+    kept = prune(advantages, k)
     assert kept.dtype == torch.int64 and kept.shape == (40, k)
     for row, indices in zip(advantages.tolist(), kept.tolist(), strict=True):
-        assert indices == kept_by_hand(row, k, rule)
-
-
-def test_random_takes_every_subset_about_equally_often():
-    """4 completions have 6 subsets of 2; 6,000 questions: about 1,000 each.
-
-    The advantages do not matter.
-    """
-    advantages = torch.tensor([[9.0, 0.0, -9.0, 1.0]]).expand(6000, 4)
-    counts = dict.fromkeys(combinations(range(4), 2), 0)
-    for indices in prune(advantages, 2, rule="random", generator=seeded(2)).tolist():
-        counts[tuple(indices)] += 1  # KeyError if two are equal or not ascending
-    assert min(counts.values()) > 850 and max(counts.values()) < 1150
-
-
-def test_random_draws_from_its_generator_and_from_nothing_else():
-    before = torch.get_rng_state()
-    first, again, other = (
-        prune(torch.zeros(50, 8), 4, rule="random", generator=seeded(seed)) for seed in (3, 3, 4))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(first, again) and not torch.equal(first, other)
+        assert indices == kept_by_hand(row, k)
 
 
 # --- which rows of the batch these are ------------------------------------------------------------
@@ -237,26 +212,7 @@ def test_pooled_pruning_equals_sorting_the_whole_batch_by_hand(n_keep):
 
 
 @pytest.mark.ours
-@pytest.mark.parametrize("rate", [-1e-6, 1.0, math.nan])
-def test_a_rate_outside_0_to_1_is_refused(rate):
-    with pytest.raises(ValueError, match="pruning rate must lie in"):
+@pytest.mark.parametrize("rate", [-0.1, 0.95, 1.0])
+def test_a_rate_that_keeps_none_or_more_than_all_is_refused(rate):
+    with pytest.raises(AssertionError, match="keeps (0|17) of 16"):
         keep_count(16, rate)
-
-
-@pytest.mark.ours
-def test_a_rate_that_keeps_none_is_refused():
-    with pytest.raises(ValueError, match="keeps none"):
-        keep_count(16, 0.95)
-
-
-@pytest.mark.ours
-@pytest.mark.parametrize("k", [0, 6])
-def test_a_k_outside_1_to_g_is_refused(k):
-    with pytest.raises(ValueError, match="of 5 completions of a question cannot be kept"):
-        prune(torch.zeros(3, 5), k)
-
-
-@pytest.mark.ours
-def test_an_unknown_rule_is_refused():
-    with pytest.raises(ValueError, match="rule must be"):
-        prune(torch.zeros(3, 5), 5, rule="biggest")

@@ -81,12 +81,3 @@ def test_a_long_wrong_answer_is_punished_as_much_per_token_as_a_short_one():
     loss, _ = drgrpo_loss(logp, logp.detach(), -torch.ones(2), mask, max_tokens=100)
     (gradient,) = torch.autograd.grad(loss, logp)
     torch.testing.assert_close(gradient, mask / 200)
-
-
-# --- bad input ------------------------------------------------------------------------------------
-
-
-@pytest.mark.ours
-def test_max_tokens_or_weights_must_be_given():
-    with pytest.raises(ValueError, match="max_tokens"):
-        drgrpo_loss(LOGP, OLD, ADVANTAGES, MASK)

@@ -99,13 +99,3 @@ def test_the_papers_4_6_8_8_are_the_default():
 def test_as_long_as_there_is_no_history_the_largest_k_is_kept():
     k = adaptive_k(torch.tensor([0.0, 1.0]), torch.tensor([]), ks=(4, 9, 8, 8))
     assert k.tolist() == [9, 9] and k.dtype == torch.int64
-
-
-# --- bad input ------------------------------------------------------------------------------------
-
-
-@pytest.mark.ours
-@pytest.mark.parametrize("k", [0, 5])
-def test_k_outside_1_to_g_is_refused(k):
-    with pytest.raises(ValueError, match="of 4 completions of a question cannot be kept"):
-        retain(torch.ones(2, 4), k)

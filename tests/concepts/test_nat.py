@@ -158,10 +158,3 @@ def test_an_empty_row_keeps_nothing_and_gives_no_nan():
     mask = mask_of([0, 1], width=3)
     assert prefix_chances(mask).tolist() == [[1, 1, 1], [1, 1, 1]]
     assert random_prefixes(mask, torch.full((2, 1), 0.99)).sum(1).tolist() == [0, 1]
-
-
-@pytest.mark.ours
-@pytest.mark.parametrize("share", [-0.1, 1.1])
-def test_a_share_that_is_none_is_refused(share):
-    with pytest.raises(ValueError, match=r"share must lie in 0 … 1"):
-        prefix_chances(MASK, share=share)

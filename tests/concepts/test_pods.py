@@ -85,13 +85,3 @@ def test_equal_rewards_keep_their_order_in_wide_groups_too():
     wrong, right = ((rewards == r).nonzero()[:, 0].tolist() for r in (0, 1))
     kept = max_variance_subset(rewards[None], 100)
     assert kept[0].tolist() == sorted(wrong[:50] + right[-50:])
-
-
-# --- bad input ------------------------------------------------------------------------------------
-
-
-@pytest.mark.ours
-@pytest.mark.parametrize("m", [0, 5])
-def test_m_outside_1_to_g_is_refused(m):
-    with pytest.raises(ValueError, match="of 4 completions of a question cannot be kept"):
-        max_variance_subset(torch.ones(2, 4), m)

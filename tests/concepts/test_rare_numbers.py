@@ -11,9 +11,9 @@ from functools import partial
 import pytest
 import torch
 
-from cppo import prune, prune_below, prune_pooled
+from cppo import prune, prune_pooled
 from family.cispo import cispo_loss
-from family.dapo import dapo_loss, has_signal, overlong_penalty, token_mean_weights
+from family.dapo import dapo_loss, overlong_penalty, token_mean_weights
 from family.deepseek_v32 import deepseek_v32_loss, off_policy_mask, unbiased_kl
 from family.drgrpo import drgrpo_loss
 from family.gdpo import decoupled_advantages
@@ -29,7 +29,6 @@ from family.sapo import sapo_loss
 from family.tis import CORRECTIONS
 from family.unbiased import draw, keep_probabilities, reweighted
 from grpo import (
-    LARGEST_LOG_RATIO,
     group_advantages,
     grpo_loss,
     importance_ratio,
@@ -97,7 +96,7 @@ def test_the_kl_is_finite_too(name, gap, ref):
 
 def test_up_to_the_bound_the_ratio_is_exp_and_above_it_a_constant():
     """To the last bit, and so is the gradient."""
-    x = torch.tensor([-1e4, -1.0, 0.0, 19.999, LARGEST_LOG_RATIO + 1, torch.inf])
+    x = torch.tensor([-1e4, -1.0, 0.0, 19.999, 21.0, torch.inf])
     x.requires_grad_()
     zeros = torch.zeros_like(x)
     ratio, right = importance_ratio(x, zeros, zeros + 1), x.exp()
@@ -147,18 +146,11 @@ def test_a_single_word_has_no_entropy():
 
 
 @pytest.mark.ours
-@pytest.mark.parametrize("temperature", [0, -1.0, math.nan])
-def test_a_temperature_that_is_not_above_0_is_refused(temperature):
-    with pytest.raises(ValueError, match="temperature must be above 0"):
-        token_entropies(torch.zeros(1, 2, 4), temperature=temperature)
-
-
-@pytest.mark.ours
-@pytest.mark.parametrize("token", [-1, 4])
+@pytest.mark.parametrize("token", [-100, 4])
 def test_a_token_outside_of_the_vocabulary_is_refused(token):
-    tokens = torch.tensor([[1, token]])
-    with pytest.raises(ValueError, match=r"0 … 3. If padding has −100"):
-        token_logprobs(torch.zeros(1, 2, 4), tokens)
+    """By torch."""
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        token_logprobs(torch.zeros(1, 2, 4), torch.tensor([[1, token]]))
 
 
 # --- rewards, advantages and masks of other types ---
@@ -171,7 +163,6 @@ ADVANTAGES_OF = {  # each of rewards (Q, G)
     "gdpo": lambda rewards: decoupled_advantages(rewards[None]),
     "gfpo": lambda rewards: retained_advantages(rewards, KEPT),
 }
-RULES = [prune, prune_pooled, retain, max_variance_subset, keep_probabilities]
 every_advantage = pytest.mark.parametrize("name", ADVANTAGES_OF)
 
 
@@ -188,10 +179,9 @@ def test_rewards_may_be_whole_numbers_or_bool(name, dtype):
 @pytest.mark.ours
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
 @pytest.mark.parametrize("rule", [
-    *RULES, partial(prune, rule="smallest_abs"), partial(prune, allowed=torch.eye(4).bool()),
-    partial(prune_pooled, allowed=torch.eye(4).bool())])
+    prune, prune_pooled, retain, max_variance_subset, keep_probabilities])
 def test_scores_may_be_whole_numbers(rule, dtype):
-    """As a byte, −1 is 255. And no whole number is −∞."""
+    """As a byte, −1 is 255."""
     scores = torch.tensor([[3, 0, 1, 2], [0, 0, 1, 1], [2, 2, 1, 3], [4, 3, 2, 1]])
     assert torch.equal(rule(scores.to(dtype), 2), rule(scores.float(), 2))
 
@@ -218,16 +208,11 @@ def test_nothing_to_count_is_not_0_divided_by_0():
 
 @pytest.mark.ours
 @every_advantage
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_reward_that_is_not_finite_makes_no_advantage_in_silence(name, bad):
-    with pytest.raises(ValueError, match="is a reward NaN or ∞"):
-        ADVANTAGES_OF[name](torch.tensor([[1.0, bad, 0.0, 0.0], [1, 0, 0, 0]]))
-
-
-@pytest.mark.ours
-def test_nor_does_a_std_of_0_without_an_eps():
-    with pytest.raises(ValueError, match="or a std 0 without an eps"):
-        group_advantages(torch.ones(1, 4), eps=0)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_reward_that_is_not_finite_makes_its_group_nan(name, bad):
+    """A run refuses it at its door: engine/scoring/score.py, engine/base/own.py."""
+    found = ADVANTAGES_OF[name](torch.tensor([[1.0, bad, 0.0, 0.0], [1, 0, 0, 0]]))
+    assert found[0].isnan().any()
 
 
 A = torch.tensor([[0.0, -3.0, 1.0, 0.5], [2.0, -1.0, 0.0, 0.0]])
@@ -250,7 +235,7 @@ def test_only_allowed_completions_are_kept(dtype):
 @pytest.mark.parametrize("rule", [prune, prune_pooled, keep_probabilities])
 @pytest.mark.parametrize("repeated", [ALLOWED[:1], ALLOWED[:, :1]])
 def test_what_is_allowed_is_not_repeated(rule, repeated):
-    with pytest.raises(ValueError, match=r"allowed must have the shape of .*\(2, 4\)"):
+    with pytest.raises((AssertionError, IndexError)):
         rule(A, 2, allowed=repeated)
 
 
@@ -261,20 +246,21 @@ def test_others_are_kept_only_if_too_few_are_allowed():
 
 
 @pytest.mark.ours
-@pytest.mark.parametrize(
-    "rule", [*RULES, prune_below, lambda rewards, k: has_signal(rewards), reweighted])
-def test_a_rule_refuses_rows_without_groups_and_nan(rule):
-    with pytest.raises(ValueError, match=r"must be \(Q, G\).*\.view\(-1, G\)"):
-        rule(torch.ones(8), 1)
-    with pytest.raises(ValueError, match="NaN"):
-        rule(torch.tensor([[1.0, math.nan, 2.0, 0.0]]), 1)
+@pytest.mark.parametrize("rule", [
+    prune, prune_pooled, retain, max_variance_subset, reweighted,
+    *(lambda rewards, k, f=f: f(rewards) for f in (
+        group_advantages, leave_one_out_advantages, batch_std_advantages,
+        mean_normalized_advantages))])
+def test_a_rule_refuses_rows_without_groups(rule):
+    with pytest.raises(AssertionError, match=r"\(Q, G\)"):
+        rule(torch.ones(8), torch.ones(8) if rule is reweighted else 1)
 
 
 @pytest.mark.ours
 @pytest.mark.parametrize("k", [0, 5, -1])
 @pytest.mark.parametrize("rule", [prune, retain, max_variance_subset, keep_probabilities])
 def test_a_rule_keeps_1_to_g(rule, k):
-    with pytest.raises(ValueError, match=f"{k} of 4 completions of a question cannot be kept"):
+    with pytest.raises(AssertionError, match=r"in 1 … G"):
         rule(A, k)
 
 
@@ -294,7 +280,7 @@ def test_a_loss_refuses_a_shape_that_would_be_repeated(name, wrong):
     x = torch.zeros(6, 5)
     given = {"logp": x, "old_logp": x, "advantages": x, "mask": x + 1, "ref_logp": x, "weights": x}
     for cut in (x[:1], x[:, :1]):
-        with pytest.raises(ValueError, match=f"{wrong} must have the shape of logp"):
+        with pytest.raises(AssertionError, match=f"{wrong}|sampled_logp"):  # None: old_logp
             LOSSES[name](**given | {wrong: cut})
 
 
@@ -303,7 +289,7 @@ def test_a_loss_refuses_a_shape_that_would_be_repeated(name, wrong):
 @pytest.mark.parametrize("shape", [(1,), (5,), (1, 5), (6, 5, 1)])
 def test_a_loss_refuses_advantages_that_are_not_one_for_each_completion_or_token(name, shape):
     x = torch.zeros(6, 5)
-    with pytest.raises(ValueError, match="one for each completion or token"):
+    with pytest.raises((AssertionError, RuntimeError), match="advantages: |size of tensor"):
         LOSSES[name](x, x, torch.zeros(shape), x + 1)
 
 
@@ -340,7 +326,7 @@ A_ROW_FOR_ALL = [  # a function, and arguments of which one is a row
 @pytest.mark.ours
 @pytest.mark.parametrize("function, arguments", A_ROW_FOR_ALL)
 def test_the_other_functions_refuse_it_too(function, arguments):
-    with pytest.raises(ValueError, match="must have the shape of"):
+    with pytest.raises(AssertionError, match="N|Q"):
         function(*arguments)
 
 
@@ -351,17 +337,9 @@ def test_the_other_functions_refuse_it_too(function, arguments):
 @every_loss
 def test_a_loss_refuses_float16_and_takes_bfloat16(name):
     half = [x.half() for x in (LOGP.detach(), OLD, torch.ones(6, 5), MASK)]
-    with pytest.raises(ValueError, match="must be float32: float16 holds no number above 65504"):
+    with pytest.raises(AssertionError, match="not float16"):
         LOSSES[name](*half)
     assert LOSSES[name](*(x.bfloat16() for x in half))[0].isfinite()
-
-
-@pytest.mark.ours
-@pytest.mark.parametrize("function", [importance_ratio, sequence_ratio, unbiased_kl, kl_k3])
-def test_so_does_a_ratio(function):
-    arguments = [torch.zeros(2, 3).half()] * (2 if function is kl_k3 else 3)
-    with pytest.raises(ValueError, match="logp must be float32"):
-        function(*arguments)
 
 
 # --- a sampler that does not report a token ---

@@ -35,9 +35,3 @@ def test_the_gradient_of_the_expected_reward_is_exact_on_average(advantages, fac
     loss, _ = grpo_loss(
         logp, logp.detach(), counts, TinyPolicy.MASK, beta=0.0, weights=TinyPolicy.MASK.double())
     torch.testing.assert_close(torch.autograd.grad(-loss, theta)[0], factor * exact)
-
-
-@pytest.mark.ours
-def test_one_completion_has_nothing_to_be_compared_with():
-    with pytest.raises(ValueError, match="larger than 1"):
-        leave_one_out_advantages(torch.zeros(3, 1))
