@@ -18,8 +18,7 @@ import yaml
 
 from engine.base import files
 from engine.base.errors import UserError, nearest, one_line
-
-NAMES = Path(__file__).parents[2] / "docs/names.md"  # our names, and those of TRL and verl
+from engine.run.names import NAMES
 
 
 def option(default, help, *, limits=None, choices=None, alone=None):
@@ -176,7 +175,7 @@ def hint(parser, word):
     name = word.lstrip("-").replace("-", "_")
     options = [action.dest for action in parser._actions]
     if here := in_names(name, options):
-        return f"{word}. docs/names.md says: {here}"
+        return f"{word}: here it is {here}. See docs/names.md."
     near = nearest(name, options)
     if near and not name.startswith("no_"):  # --no_resume does not mean --resume
         return f"{word}: did you mean --{near[0]}?"
@@ -184,18 +183,13 @@ def hint(parser, word):
 
 
 def in_names(name, options):
-    """What docs/names.md says of a name of TRL or verl, or of an option that ended; None: nothing,
-    or it names only options of another program."""
-    text = NAMES.read_text(encoding="utf-8") if NAMES.is_file() else ""
-    word = f"`{re.escape(name.removeprefix('actor_rollout_ref.'))}`"
-    # | here | papers | TRL | verl |, or | ended | now |
-    row = re.search(
-        rf"^\| ([^|`]*`[^|]+) \|.*{word}|^\| {word} \| (.+) \|", text, re.MULTILINE)
-    if row:
-        here = re.sub(r"`|\[|\]\(.*?\)", "", row[1] or row[2])
-        named = re.findall(r"--(\w+)", here)
-        if not named or set(named).intersection(options):
-            return here
+    """What to write here for a name of TRL or verl; "": nothing, or only options of another
+    program."""
+    here = NAMES.get(name.removeprefix("actor_rollout_ref."), "")
+    named = re.findall(r"--(\w+)", here)
+    if not named or set(named).intersection(options):
+        return here
+    return ""
 
 
 def words_of(recipe):

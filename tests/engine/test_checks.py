@@ -20,9 +20,6 @@ from tasks.table import TASKS
 from tests.engine.runs import ROOT, run, sums, written
 
 RULES = ROOT / "examples/my_rule.py"
-NAMES = (ROOT / "docs/names.md").read_text(encoding="utf-8")
-ENDED = re.findall(
-    r"^\| `(\w+)` ", NAMES.partition("## Options that no longer exist")[2], re.MULTILINE)
 BAD = [  # each is refused, and the sentence names an option or a value of it
     "--pruning_rate 1", "--pruning_rate 0.95",
     "--algorithm grpo --pruning_rate 0.5", "--algorithm gfpo --keep largest_abs",
@@ -93,13 +90,6 @@ def test_of_an_option_that_is_given_twice_the_last_one_counts_and_this_is_noted(
     [note] = notes
     assert note.startswith("--group_size ") and "last one counts" in note
     assert config.row.group_size == 4
-
-
-def test_an_option_that_ended_leads_to_its_page():
-    assert len(ENDED) >= 15
-    for name in ENDED:
-        with pytest.raises(UserError, match=f"unknown option --{name}[.] docs/names.md says: ."):
-            train.main([f"--{name}", "1"])
 
 
 def test_a_run_that_is_refused_after_its_model_is_loaded_leaves_no_empty_folder(

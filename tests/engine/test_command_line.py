@@ -1,11 +1,11 @@
 """engine/run/command_line.py: command line, recipe, and a user's mistakes as one sentence each."""
 
 import math
+import re
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -14,6 +14,8 @@ from engine.base.errors import UserError
 from engine.run import command_line
 from engine.run.command_line import flat, given, option, parse, run_program, tell, truth, within
 from engine.run.config import Config as RunConfig
+from engine.run.names import NAMES
+from tests.engine.runs import ROOT
 
 
 @dataclass
@@ -74,7 +76,7 @@ def test_the_words_of_a_flag():
 @pytest.mark.parametrize("recipe, words, named", [
     (b"", "steps", "steps"), (b"", "--steps many", "many"), (b"", "--steps", "--steps"),
     (b"", "--resume perhaps", "perhaps"), (b"", "--recipe none.yaml", "none.yaml cannot be read"),
-    (b"step: 3", "", "steps"), (b"learning_rate: 1e-6", "", "docs/names.md"), (b"7: 3", "", "--7"),
+    (b"step: 3", "", "steps"), (b"learning_rate: 1e-6", "", "is --lr."), (b"7: 3", "", "--7"),
     (b"steps: [3", "", "YAML"), (b"steps: " + b"1" * 5000, "", "YAML"),
     (b"steps: " + b"[" * 1000, "", "YAML"), (b"\xff\xfe\x00", "", "YAML"),
     (b"- steps\n- 3", "", "option: value"), (b"steps: [3, 4]", "", " 4"),
@@ -114,20 +116,31 @@ def test_a_number_lies_within_its_limits_or_is_refused():
 @pytest.mark.parametrize("word, said", [
     ("--no-allocation", "`--help` lists"),  # it is not understood, and does not mean its opposite
     ("--al", "`--help` lists"), ("--alocation", "did you mean --allocation[?]"),
-    ("--num-generations=8", "[.] docs/names.md says: --group_size$"),
-    ("actor_rollout_ref.rollout.n=8", "[.] docs/names.md says: --group_size$"),
-    ("--max_grad_norm", "[.] docs/names.md says: 1.0: Limits in update.py$"),
-    ("--lam", "[.] docs/names.md says: a number of the row, in algorithms.py$"),
+    ("--num-generations=8", ": here it is --group_size[.] See docs/names.md[.]$"),
+    ("actor_rollout_ref.rollout.n=8", ": here it is --group_size[.] See docs/names.md[.]$"),
+    ("--max_grad_norm", ": here it is 1.0: Limits in update.py[.] See docs/names.md[.]$"),
 ])  # fmt: skip
 def test_a_word_that_is_no_option_leads_to_one(word, said):
     with pytest.raises(UserError, match=f"^unknown option {word.split('=')[0]}.*{said}"):
         parse(RunConfig, [word])
 
 
-def test_without_the_page_of_names_the_help_is_named(monkeypatch):
-    monkeypatch.setattr(command_line, "NAMES", Path("nowhere"))
+def test_an_option_of_another_program_is_not_named():
     with pytest.raises(UserError, match="^unknown option --num_generations: `--help` lists"):
         parse(Config, ["--num_generations", "8"])
+
+
+def rows_of_names():
+    """[(first cell, words in the other cells)] of the tables of docs/names.md."""
+    text = (ROOT / "docs/names.md").read_text(encoding="utf-8")
+    for here, others in re.findall(r"^\| (.*?) \| (.*)", text, re.MULTILINE):
+        yield re.sub(r"`|\[|\]\(.*?\)", "", here), re.findall(r"`([\w.]+)", others)
+
+
+@pytest.mark.parametrize("name, here", NAMES.items())
+def test_a_name_of_trl_or_verl_stands_in_the_row_of_ours(name, here):
+    assert any(here in cell and name in words for cell, words in rows_of_names())
+    assert set(re.findall(r"--(\w+)", here)) <= set(flat(RunConfig()))
 
 
 def help_of(config_class, capsys):
@@ -176,8 +189,7 @@ run_program(lambda argv: print("a line", flush=True))
 def test_a_closed_pipe_ends_a_program_with_a_sentence():
     pipe = subprocess.PIPE
     process = subprocess.Popen(
-        [sys.executable, "-c", PRINTS], cwd=Path(command_line.__file__).parents[2], stdout=pipe,
-        stderr=pipe, text=True)
+        [sys.executable, "-c", PRINTS], cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
     process.stdout.close()  # as head -1 does
     assert process.stderr.read() == (
         "error: stopped, because the program that read the output has ended.\n")
