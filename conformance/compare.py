@@ -22,7 +22,7 @@ from conformance.theirs import IN_PLACE, Broken, LeftOut, arguments
 FILES = [module.name for module in pkgutil.iter_modules(family.__path__)]
 FAMILY = [importlib.import_module(f"family.{name}") for name in FILES]
 # what our functions have in common: no test asks theirs about it
-SHARED = ("surrogate_loss", "importance_ratio", "with_token_axis", "check_shapes", "checked_groups")
+SHARED = ("surrogate_loss", "importance_ratio")
 # {name: our function}: all that a file of one's own may define
 OURS = {
     name: value

@@ -15,7 +15,7 @@ import torch
 
 import cppo
 import grpo
-from family import gdpo, gspo, ppo, tis
+from family import gdpo, gfpo, gspo, ppo, tis
 
 # kind: mistake, choice, or edge, which is wrong only where few inputs ever are
 Version = namedtuple("Version", "sentence function kind")
@@ -427,8 +427,8 @@ VERSIONS = {
         wrong("the largest |A| of all questions together, not of each question [8]",
               lambda a, k: cppo.prune_pooled(a, k * len(a)).view(len(a), k) % a.shape[1]),
         wrong("the largest A, not the largest |A|: wrong answers are never kept",
-              partial(cppo.prune, rule="largest")),
-        wrong("the smallest |A| are kept", partial(cppo.prune, rule="smallest_abs")),
+              lambda a, k: gfpo.retain(-a, k)),
+        wrong("the smallest |A| are kept", lambda a, k: gfpo.retain(a.abs(), k)),
     ],
     "prune_below": [
         choice("|A| > γ: the threshold itself is pruned", lambda a, g: a.abs() > g),

@@ -17,6 +17,7 @@ from conformance.compare import MODULES, OURS, diagnose
 from conformance.mistakes import KL_CHOICES, VERSIONS, WEIGHTS, dual, loss, token_ratio
 from conformance.theirs import LeftOut, Theirs
 from cppo import batch_rows, prune
+from family.gfpo import retain
 from tests.concepts.test_copying import ROOT
 
 # Of the losses, two: the others are made of the same parts.
@@ -171,8 +172,7 @@ def test_what_is_said_of_advantages(formula, words):
     # kept completions may stand in any order
     ("prune", lambda a, k: prune(a, k).flip(1), "≈ another order."),
     ("batch_rows", lambda kept, G: batch_rows(kept, G).flip(0), "≈ another order."),
-    ("prune", lambda a, k: prune(a, k, rule="smallest_abs").flip(1),
-     "✗ the smallest |A| are kept."),
+    ("prune", lambda a, k: retain(a.abs(), k).flip(1), "✗ the smallest |A| are kept."),
     ("prune", lambda a, k: 0 * prune(a, k), f"– {compare.UNKNOWN}."),
     ("kl_k3", lambda p, q: (q - p).exp() - (q - p) - 1, "△ at a log-ratio of 1e-6 in float32"),
     ("kl_k3", lambda p, q: torch.expm1((q - p).double()) - (q - p), "✓."),
@@ -355,7 +355,7 @@ def test_a_function_that_hangs_is_stopped_and_the_next_one_is_checked(here, monk
 
 @pytest.mark.parametrize("lines, expected", [
     ("from grpo import kl_k2", 0),
-    ("prune = lambda a, k: cppo.prune(a, k).flip(1)", 3),  # ≈, and `rule` was not asked for
+    ("prune = lambda a, k: cppo.prune(a, k).flip(1)", 3),  # ≈, and `allowed` was not asked for
     ("keep_count = lambda G, P: G - int(G * P)", 1),  # △
     ("def step(*world): pass", 2), ("grpoloss = print", 2),
     ("prune = lambda a, k: cppo.prune(a, k).flip(1); kl_k1 = torch.sub; kl_k2 = torch.add", 2),

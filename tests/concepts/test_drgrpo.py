@@ -12,10 +12,7 @@ import torch
 from family.drgrpo import constant_weights, drgrpo_loss
 from grpo import group_advantages
 from tests.examples import (
-    ADVANTAGES,
-    LOGP,
     MASK,
-    OLD,
     RANDOM_WEIGHTS,
     REF,
     TinyPolicy,
