@@ -60,7 +60,7 @@ def prune(advantages, k, *, allowed=None):
     assert advantages.dim() == 2 and 1 <= k <= advantages.shape[1], "(Q, G), and k in 1 … G"
     size = advantages.abs()
     if allowed is not None:
-        size[~allowed.bool()] = -torch.inf
+        size[~allowed.bool().reshape(size.shape)] = -torch.inf
     # I = top-k of |A| in each row; a stable sort leaves equal ones in order
     order = size.argsort(dim=1, descending=True, stable=True)
     return order[:, :k].sort(dim=1).values
@@ -89,6 +89,6 @@ def prune_pooled(advantages, n_keep, *, allowed=None):
     assert advantages.dim() == 2 and 0 <= n_keep <= advantages.numel(), "(Q, G), n_keep in 0 … Q·G"
     size = advantages.abs()
     if allowed is not None:
-        size[~allowed.bool()] = -torch.inf
+        size[~allowed.bool().reshape(size.shape)] = -torch.inf
     order = size.flatten().argsort(descending=True, stable=True)
     return order[:n_keep].sort().values

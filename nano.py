@@ -1,117 +1,180 @@
-"""All of CPPO (arXiv 2503.22342) on one page: to be read from top to bottom, and to be copied.
+"""All of CPPO (arXiv 2503.22342) in one file: to be read from top to bottom, and to be copied.
 
     python nano.py                        a toy model discovers that thinking pays, in a minute
-    python nano.py MODEL                  a chat model learns word problems: a hub name, or a folder
+    python nano.py MODEL                  a chat model learns GSM8K: a hub name, or a folder
+    python nano.py MODEL FILE.jsonl       … or your lines of {"question": "…", "answer": "…"}
     torchrun --nproc-per-node 2 nano.py   two processes, on two GPUs or a CPU: twice the questions
 
-transformers samples, the paper's files compute, and `step` is the algorithm box. With P = 0 `step`
-is GRPO. The model is saved in runs/nano. train.py makes the same step, as long runs need it.
+`step` is the algorithm box. With P = 0 it is GRPO. The trained model is saved in runs/nano.
 """
 
 import copy
+import json
 import os
+import random
+import re
 import shutil
 import sys
 
 import torch
 import torch.distributed as dist
-from transformers import AutoModelForCausalLM, AutoTokenizer, logging
-
-import rewards
-from cppo import batch_rows, cppo_loss, keep_count, prune
-from grpo import group_advantages, sequence_mean_weights, token_logprobs
-from tasks.table import TASKS
+from huggingface_hub import model_info, try_to_load_from_cache
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 G = 16  # completions sampled of each question
 P = 0.875  # the share of them that is pruned: k = 2 are kept
 Q = 8  # questions of a step: with k = 2 a step trains on 16 completions, as GRPO's 1 question does
 MU = 2  # μ, updates on the kept completions
 BETA = 0.04  # β, weight of the KL to the model as it was at the start
+EPS = 0.2  # ε, the ratio is clipped to 1 − ε … 1 + ε
 ROWS = 16  # completions that pass through the model together; fewer need less memory
 MAX_GRAD_NORM = 1.0  # a longer gradient is scaled down to this norm
-STEPS = 128
-SEED = 1
-FOLDER = "runs/nano"  # for the trained model
-
+STEPS, SEED, FOLDER = 128, 1, "runs/nano"
+TOY_BASE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tasks/toy_base")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-# a GPU multiplies in bfloat16; the weights stay float32, and each call rounds them anew
-autocast = torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda")
+autocast = torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda")  # weights: float32
 
 
-def total(x):
-    """The sum of a tensor over all ranks, torchrun's processes. It is written into x."""
-    if dist.is_initialized():
-        dist.all_reduce(x)
-    return x
+def group_advantages(rewards):
+    """A of each completion over its group: (Q, G) → (Q, G). Equal rewards give exact zeros."""
+    rewards = rewards - rewards[:, :1]
+    # A_i = (r_i − mean(r)) / (std(r) + 1e-4)
+    return (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
 
 
-def prompts(questions, task, tokenizer):
-    """The questions as the model reads them, padded on the left: tokens and mask, both (Q·G, L)."""
-    texts = []
-    for question in questions:
-        turns = [("system", task.system_prompt), *task.examples, ("user", question["question"])]
-        chat = [{"role": role, "content": content} for role, content in turns]
-        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        texts += [text] * G
-    read = tokenizer(
-        texts, padding=True, padding_side="left", add_special_tokens=False, return_tensors="pt")
-    return read.input_ids, read.attention_mask
+def prune(advantages, k):
+    """CPPO: the k completions of each question with the largest |A|, as rows q·G + i: (Q·k,)."""
+    order = advantages.abs().argsort(dim=1, descending=True, stable=True)
+    first = advantages.shape[1] * torch.arange(len(order), device=order.device)
+    return (order[:, :k].sort(dim=1).values + first[:, None]).flatten()
+
+
+def sequence_mean_weights(mask, n):
+    """1 / (N |o|) on each token, (N, T). n: N of the whole batch, so gradients only add up."""
+    return mask / (n * mask.sum(1, keepdim=True).clamp(min=1))
+
+
+def cppo_loss(logp, old_logp, ref_logp, A, mask, weights):
+    """−J = −Σ weights · (min(ρA, clip(ρ)A) − β k3). A: (N,). All others: (N, T)."""
+    # ρ = π_θ / π_old; a log-ratio above 20 counts as 20, so nothing is ∞
+    ratio = (logp - old_logp).masked_fill(~mask, 0.0).clamp(max=20.0).exp()
+    # k3 = π_ref/π_θ − log π_ref/π_θ − 1
+    log_r = (ref_logp - logp).masked_fill(~mask, 0.0).clamp(max=20.0)
+    k3 = torch.expm1(log_r) - log_r
+    # min(ρA, clip(ρ, 1−ε, 1+ε)A)
+    surrogate = torch.minimum(ratio * A[:, None], ratio.clamp(1 - EPS, 1 + EPS) * A[:, None])
+    return -(weights * (surrogate - BETA * k3)).sum()
+
+
+TOY = {"lr": 3e-4, "longest": 48, "system_prompt": ""}
+GSM8K = {"lr": 1e-6, "longest": 1024, "system_prompt": "You are given a question. Think about it "
+    "step by step first, then answer it. Put your thoughts and your answer into tags, in this form, "
+    "with nothing before, between or after:\n<think>\nyour thoughts\n</think>\n<answer>\nyour answer"
+    ", the bare number\n</answer>"}
+
+
+def reward(text, answer):
+    """1 if the last <answer>…</answer> holds exactly the right answer, else 0."""
+    found = re.findall(r"<answer>\s*(.*?)\s*</answer>", text, re.DOTALL)
+    return float(bool(found) and found[-1].replace(",", "") == answer.replace(",", ""))
+
+
+def toy_question(index):
+    """Five digits to add and to subtract. A tenth of all such texts is kept for tests."""
+    rng, text = random.Random(f"train {index}"), ""
+    while not text or random.Random(text).random() < 0.1:
+        result = rng.randint(1, 9)
+        text = str(result)
+        for _ in range(4):
+            digit = rng.randint(1, 9)
+            sign = "-" if digit <= result and rng.random() < 0.5 else "+"
+            result += int(f"{sign}{digit}")
+            text += f"{sign}{digit}"
+    return {"question": f"{text}=?", "answer": str(result)}
+
+
+def read(file=None):
+    """The questions of a file of JSON lines, or of GSM8K, whose answers end in "#### 18"."""
+    if file:
+        rows = [json.loads(line) for line in open(file, encoding="utf-8") if line.strip()]
+    else:
+        from datasets import load_dataset
+        rows = load_dataset("openai/gsm8k", "main", split="train")
+    assert len(rows), f"{file} is empty"
+    return [{"question": row["question"], "answer": str(row["answer"]).split("####")[-1].strip()}
+            for row in rows]
+
+
+def load(source):
+    """(model, tokenizer) of a folder, or of a name on the hub. Both are ready to sample."""
+    if not (os.path.isdir(source) or try_to_load_from_cache(source, "config.json")):
+        model_info(source, timeout=10)  # transformers would try for a minute
+    tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
+    tokenizer.get_chat_template()  # fails if there is none
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    return model.to(DEVICE).eval(), tokenizer
 
 
 @autocast
-def sample(model, tokens, mask, longest, tokenizer):
-    """Completions of at most `longest` tokens at temperature 1: tokens (Q·G, T) and their mask."""
-    whole = model.generate(
-        input_ids=tokens, attention_mask=mask, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-        repetition_penalty=1.0, max_new_tokens=longest, pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id)
-    completions = whole[:, tokens.shape[1] :]
-    is_eos = completions == tokenizer.eos_token_id
-    return completions, is_eos.cumsum(1) - is_eos.long() == 0  # the first EOS counts
+def sample(model, tokenizer, task, questions):
+    """A completion of each of N questions at temperature 1. Returns tokens and mask of the prompts,
+    padded on the left, and completions, (N, L + T); and the mask of the completions, (N, T)."""
+    system = {"role": "system", "content": task["system_prompt"]}
+    chats = [[system, {"role": "user", "content": question["question"]}] for question in questions]
+    asked = tokenizer.apply_chat_template(
+        chats, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True)
+    tokens = model.generate(
+        **asked.to(model.device), max_new_tokens=task["longest"], do_sample=True, temperature=1.0,
+        top_k=0, top_p=1.0, repetition_penalty=1.0, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id)
+    is_eos = tokens[:, asked.input_ids.shape[1] :] == tokenizer.eos_token_id
+    mask = is_eos.cumsum(1) - is_eos.long() == 0  # the first EOS counts
+    return tokens, torch.cat([asked.attention_mask, mask], dim=1), mask
 
 
 @autocast
 def logprobs(model, tokens, mask, T):
     """log π(o_t) of the last T tokens: (N, T). tokens, mask: (N, L + T), with the prompts."""
     positions = (mask.cumsum(1) - 1).clamp(min=0)  # padding on the left does not count
-    logits = model(tokens, attention_mask=mask, position_ids=positions).logits
-    return token_logprobs(logits[:, -T - 1 : -1], tokens[:, -T:], temperature=1.0)
+    logits = model(tokens, attention_mask=mask, position_ids=positions).logits[:, -T - 1 : -1]
+    # the logits at a position predict the next token: log softmax(logits)[o_t]
+    return logits.float().log_softmax(-1).gather(-1, tokens[:, -T:, None]).squeeze(-1)
 
 
-def step(model, reference, optimizer, tokenizer, task, reward, questions):
+def total(x):  # the sum over all ranks, torchrun's processes
+    if dist.is_initialized():
+        dist.all_reduce(x)
+    return x
+
+
+def step(model, reference, optimizer, tokenizer, task, questions):
     """One turn of the algorithm box. Returns (accuracy, mean length, the first completion)."""
-    # 1 sample G completions of each question
-    asked, asked_mask = (x.to(model.device) for x in prompts(questions, task, tokenizer))
-    with torch.no_grad():
-        completions, mask = sample(model, asked, asked_mask, task.max_new_tokens, tokenizer)
-    # 2 score them
-    texts = [tokenizer.decode(o[m], skip_special_tokens=True) for o, m in zip(completions, mask)]
-    gold = [question["answer"] for question in questions for _ in range(G)]
-    scores = torch.tensor(reward(texts, answer=gold), device=model.device).view(-1, G)
+    # 1 sample G completions of each question, 2 score them
+    asked = [question for question in questions for _ in range(G)]
+    tokens, seen, mask = sample(model, tokenizer, task, asked)
+    T = mask.shape[1]
+    texts = [tokenizer.decode(o[m], skip_special_tokens=True) for o, m in zip(tokens[:, -T:], mask)]
+    scores = [reward(text, question["answer"]) for text, question in zip(texts, asked)]
+    scores = torch.tensor(scores, device=tokens.device).view(-1, G)
     # 3 advantages A over all G completions of a question
     advantages = group_advantages(scores)
     # 4 keep the k with the largest |A|; from here on, only these are computed
-    rows = batch_rows(prune(advantages, keep_count(G, P)), G)
-    A, m, T = advantages.flatten()[rows], mask[rows], mask.shape[1]
-    whole = torch.cat([asked, completions], dim=1)[rows]
-    seen = torch.cat([asked_mask, mask], dim=1)[rows]
+    rows = prune(advantages, k=int(G * (1 - P) + 1e-9))
+    A, tokens, seen, m = advantages.flatten()[rows], tokens[rows], seen[rows], mask[rows]
     kept, nonzero = total(A.new_tensor([len(A), A.count_nonzero()]))  # of all ranks
     if nonzero:  # else nothing can be learned, but AdamW would still move the weights
-        w = sequence_mean_weights(m, num_sequences=kept)  # 1 / (N |o|): gradients only add up
+        w = sequence_mean_weights(m, kept)
         micro_batches = torch.arange(len(A), device=A.device).split(ROWS)
         # 5 log-probabilities of the reference
-        with torch.no_grad():
-            ref_logp = torch.cat([logprobs(reference, whole[i], seen[i], T) for i in micro_batches])
+        ref_logp = torch.cat([logprobs(reference, tokens[i], seen[i], T) for i in micro_batches])
         # 6 μ updates; in the first one π_θ is still π_old
-        old_logp = torch.zeros_like(ref_logp)
-        for update in range(MU):
+        old_logp = {}
+        for _ in range(MU):
             for i in micro_batches:
-                logp = logprobs(model, whole[i], seen[i], T)
-                if update == 0:
-                    old_logp[i] = logp.detach()
-                loss, _ = cppo_loss(
-                    logp, old_logp[i], A[i], m[i], ref_logp=ref_logp[i], beta=BETA, weights=w[i])
-                loss.backward()
+                logp = logprobs(model, tokens[i], seen[i], T)
+                old = old_logp.setdefault(i, logp.detach())
+                cppo_loss(logp, old, ref_logp[i], A[i], m[i], w[i]).backward()
             for p in model.parameters():
                 p.grad = total(torch.zeros_like(p) if p.grad is None else p.grad)
             torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
@@ -128,30 +191,27 @@ def main(argv):
     if ranks > 1:
         dist.init_process_group()  # nccl on GPUs, gloo on CPUs
     torch.manual_seed(SEED + rank)
-    logging.disable_progress_bar()  # of loading and saving weights
-    name, source = ("arithmetic", argv[0]) if argv else ("toy", TASKS["toy"].base)
-    task = TASKS[name]
-    reward = getattr(rewards, task.rewards[0])
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).to(DEVICE).eval()
-    reference = copy.deepcopy(model)  # both without dropout
-    optimizer = torch.optim.AdamW(model.parameters(), lr=task.lr, weight_decay=0.0)
+    task = GSM8K if argv else TOY
+    try:
+        rows = read(*argv[1:]) if argv else [toy_question(i) for i in range(STEPS * Q * ranks)]
+        model, tokenizer = load(argv[0] if argv else TOY_BASE)
+    except Exception as error:
+        needed = "a chat model, and lines of question and answer" if argv else f"{TOY_BASE}, or MODEL"
+        sys.exit(f"error: nano.py needs {needed} ({error!r:.200}).")
+    reference = copy.deepcopy(model).requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=task["lr"], weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, STEPS)
-    questions, lines = task.source("train"), []  # questions without end
     for number in range(1, STEPS + 1):
-        asked = [next(questions) for _ in range(Q * ranks)][rank::ranks]
-        accuracy, length, text = step(model, reference, optimizer, tokenizer, task, reward, asked)
+        asked = [rows[(i * ranks + rank) % len(rows)] for i in range((number - 1) * Q, number * Q)]
+        accuracy, length, text = step(model, reference, optimizer, tokenizer, task, asked)
         schedule.step()  # the learning rate falls in a line to 0
-        lines.append(f"accuracy {accuracy:.2f}   length {length:4.1f}")
         if rank == 0:
-            print(f"step {number:3}   {lines[-1]}", flush=True)
+            print(f"step {number:3}   accuracy {accuracy:.2f}   length {length:4.1f}", flush=True)
     if rank == 0:
-        print(f"\nIt learned: {lines[0]}  →  {lines[-1]}", asked[0]["question"], text, sep="\n")
         shutil.rmtree(FOLDER, ignore_errors=True)  # an earlier model, and its scores
         model.save_pretrained(FOLDER)
         tokenizer.save_pretrained(FOLDER)
-        print(f"\nSaved. To score it: python eval.py --model {FOLDER} --benchmark {name}")
+        print(f"\n{asked[0]['question']}\n{text}\n\nThe model is saved in {FOLDER}.")
     if ranks > 1:
         dist.destroy_process_group()
 
