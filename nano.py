@@ -68,9 +68,9 @@ def cppo_loss(logp, old_logp, ref_logp, A, mask, weights):
 
 TOY = {"lr": 3e-4, "longest": 48, "system_prompt": ""}
 GSM8K = {"lr": 1e-6, "longest": 1024, "system_prompt": "You are given a question. Think about it "
-    "step by step first, then answer it. Put your thoughts and your answer into tags, in this form, "
-    "with nothing before, between or after:\n<think>\nyour thoughts\n</think>\n<answer>\nyour answer"
-    ", the bare number\n</answer>"}
+    "step by step first, then answer it. Put your thoughts and your answer into tags, in this "
+    "form, with nothing before, between or after:\n<think>\nyour thoughts\n</think>\n<answer>\n"
+    "your answer, the bare number\n</answer>"}
 
 
 def reward(text, answer):
@@ -83,14 +83,12 @@ def toy_question(index):
     """Five digits to add and to subtract. A tenth of all such texts is kept for tests."""
     rng, text = random.Random(f"train {index}"), ""
     while not text or random.Random(text).random() < 0.1:
-        result = rng.randint(1, 9)
-        text = str(result)
+        text = str(rng.randint(1, 9))
         for _ in range(4):
             digit = rng.randint(1, 9)
-            sign = "-" if digit <= result and rng.random() < 0.5 else "+"
-            result += int(f"{sign}{digit}")
+            sign = "-" if digit <= eval(text) and rng.random() < 0.5 else "+"
             text += f"{sign}{digit}"
-    return {"question": f"{text}=?", "answer": str(result)}
+    return {"question": f"{text}=?", "answer": str(eval(text))}
 
 
 def read(file=None):
@@ -191,13 +189,15 @@ def main(argv):
     if ranks > 1:
         dist.init_process_group()  # nccl on GPUs, gloo on CPUs
     torch.manual_seed(SEED + rank)
+    source, *file = argv or [TOY_BASE]
     task = GSM8K if argv else TOY
     try:
-        rows = read(*argv[1:]) if argv else [toy_question(i) for i in range(STEPS * Q * ranks)]
-        model, tokenizer = load(argv[0] if argv else TOY_BASE)
+        model, tokenizer = load(source)
+        rows = read(*file) if argv else [toy_question(i) for i in range(STEPS * Q * ranks)]
     except Exception as error:
-        needed = "a chat model, and lines of question and answer" if argv else f"{TOY_BASE}, or MODEL"
-        sys.exit(f"error: nano.py needs {needed} ({error!r:.200}).")
+        reason = f"{type(error).__name__}: {error}".split("\n")[0]
+        sys.exit(f"error: {' '.join([source, *file])} cannot be used ({reason}). MODEL is a chat model"
+                 ", a folder (none: tasks/toy_base) or a hub name; FILE has questions and answers.")
     reference = copy.deepcopy(model).requires_grad_(False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=task["lr"], weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, STEPS)
