@@ -196,8 +196,8 @@ def main(argv):
         rows = read(*file) if argv else [toy_question(i) for i in range(STEPS * Q * ranks)]
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".split("\n")[0]
-        sys.exit(f"error: {' '.join([source, *file])} cannot be used ({reason}). MODEL is a chat model"
-                 ", a folder (none: tasks/toy_base) or a hub name; FILE has questions and answers.")
+        sys.exit(f"error: {' '.join([source, *file])} cannot be used ({reason}). MODEL is a chat "
+                 "model, a folder or a hub name; FILE has lines of question and answer.")
     reference = copy.deepcopy(model).requires_grad_(False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=task["lr"], weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, STEPS)
