@@ -74,9 +74,9 @@ GSM8K = {"lr": 1e-6, "longest": 1024, "system_prompt": "You are given a question
 
 
 def reward(text, answer):
-    """1 if the last <answer>…</answer> holds exactly the right answer, else 0."""
-    found = re.findall(r"<answer>\s*(.*?)\s*</answer>", text, re.DOTALL)
-    return float(bool(found) and found[-1].replace(",", "") == answer.replace(",", ""))
+    """1 if the last <answer>…</answer> outside of the thoughts is the right answer, else 0."""
+    found = re.findall(r"(?s)<think>.*?(?:</think>|\Z)|<answer>\s*([^<]*?)\s*</answer>", text)
+    return float([x.replace(",", "") for x in found[-1:]] == [answer.replace(",", "")])
 
 
 def toy_question(index):
