@@ -1,16 +1,19 @@
-"""nano.py, all of CPPO on one page: its step is the step of train.py, however the rows are cut and
-the questions shared out.
+"""nano.py, all of CPPO in one file: each function is that of the paper's file, its step is the step
+of train.py, however the rows are cut and the questions shared out, and the file needs no other.
 
 pytest starts torchrun on this very file, whose __main__ is what each rank does.
 """
 
+import json
 import math
+import os
 import random
-import re
+import shutil
+import subprocess
 import sys
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,49 +23,153 @@ import eval as evaluation
 import nano
 import rewards
 from algorithms import resolve
+from cppo import batch_rows, prune
 from engine.data.questions import load_questions
 from engine.model.contract import Completions, Sampling
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy, completion_mask
+from grpo import group_advantages, grpo_loss, sequence_mean_weights, token_logprobs
 from tasks import toy
 from tasks.table import TASKS
 from tests.engine.test_ranks import torchrun
-from tests.examples import named
+from tests.examples import mask_of, named, seeded
 from tests.training import networks_around, weights_of
 from train import train_step
 from update import Limits
 
 CPU = torch.device("cpu")
+FILE = Path(nano.__file__)
 STEP, SAMPLE = nano.step, nano.sample  # as they are, while others stand in their places
+close = torch.testing.assert_close
 
 
-def test_nano_is_one_page():
-    text = Path(nano.__file__).read_text()
-    assert len(text.splitlines()) <= 160 and not re.search("import engine|from engine", text)
+@pytest.fixture
+def loaded(small):
+    """(model, tokenizer), which pads on the left."""
+    return nano.load(small)
+
+
+def test_nano_is_one_file_and_short():
+    lines = FILE.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 220 and max(map(len, lines)) <= 100
+
+
+# --- its functions are those of the paper's files ---
+
+
+@pytest.mark.parametrize("rewards_of", [
+    torch.rand(5, 16, generator=seeded(1)), torch.randint(2, (5, 16), generator=seeded(2)).float(),
+    torch.full((2, 16), 0.7), torch.full((2, 16), 3.3)])
+def test_the_advantages(rewards_of):
+    found = nano.group_advantages(rewards_of)
+    assert torch.equal(found, group_advantages(rewards_of))
+    if (rewards_of == rewards_of[0, 0]).all():
+        assert not found.any()  # else AdamW would move the weights
+
+
+@pytest.mark.parametrize("k", [1, 2, 16])
+def test_what_is_kept(k):
+    """Whole numbers, full of ties, too."""
+    for A in (torch.randn(5, 16, generator=seeded(3)),
+              torch.randint(-2, 3, (5, 16), generator=seeded(4)).float()):
+        assert torch.equal(nano.prune(A, k), batch_rows(prune(A, k), 16))
+
+
+MASK = mask_of([5, 0, 3, 1])
+
+
+def test_the_weights_of_tokens():
+    close(nano.sequence_mean_weights(MASK, 4), sequence_mean_weights(MASK))
+    close(nano.sequence_mean_weights(MASK[:2], 4), sequence_mean_weights(MASK)[:2])
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("old_gap", [0.0, 0.5, 100.0, -100.0])
+@pytest.mark.parametrize("ref_gap", [0.0, 0.5, 100.0, -100.0])
+def test_the_loss_and_its_gradient(sign, old_gap, ref_gap):
+    """Log-ratios around 0 and of ±100, both signs of A, an empty row, and −∞ on padding."""
+    noise = torch.randn(3, 4, 5, generator=seeded(5)) / 4
+    base = (noise[0] - 2).masked_fill(~MASK, -torch.inf)
+    old_logp, ref_logp = base - old_gap - noise[1], base - ref_gap - noise[2]
+    A = sign * torch.tensor([1.5, 2.0, 0.7, -0.4])
+    weights = sequence_mean_weights(MASK)
+    logp, logp_too = (base.clone().requires_grad_() for _ in range(2))
+    loss = nano.cppo_loss(logp, old_logp, ref_logp, A, MASK, weights)
+    right, _ = grpo_loss(logp_too, old_logp, A, MASK, ref_logp=ref_logp, beta=nano.BETA,
+                         clip_low=nano.EPS)
+    close(loss, right, rtol=1e-6, atol=1e-6)
+    (gradient,), (expected,) = (
+        torch.autograd.grad(x, y) for x, y in ((loss, logp), (right, logp_too)))
+    assert gradient.isfinite().all()
+    close(gradient, expected, rtol=1e-6, atol=1e-6)
+
+
+@torch.no_grad()
+def test_the_log_probabilities(loaded):
+    """Prompts of different lengths, padded on the left."""
+    model, tokenizer = loaded
+    asked = [toy.question(0), {"question": "1+2=?", "answer": "3"}]
+    torch.manual_seed(0)
+    tokens, seen, mask = nano.sample(model, tokenizer, nano.TOY, asked)
+    T = mask.shape[1]
+    found = nano.logprobs(model, tokens, seen, T)
+    for row, own, real in zip(found, tokens, seen.bool()):
+        text = own[real][None]  # alone, without padding
+        logp = token_logprobs(model(text).logits[:, :-1], text[:, 1:])[0]
+        n = real[-T:].sum()
+        close(row[:n], logp[-n:], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("text, answer", [
+    ("<think>1+2=3;</think>\n<answer>3</answer>", "3"), ("<answer> 3\n</answer>", "3"),
+    ("<answer>3", "3"), ("3", "3"), ("", "3"), ("<answer>2</answer><answer>3</answer>", "3"),
+    ("<answer>3</answer><answer>2</answer>", "3"), ("<think>1+2\n<answer>3</answer>", "3"),
+    ("<think><answer>3</answer></think>", "3"), ("<answer><answer>3</answer>", "3"),
+    ("<answer>-3</answer>", "3"), ("<answer>3.0</answer>", "3"), ("<answer></answer>", "0")])
+def test_the_reward(text, answer):
+    assert nano.reward(text, answer) == rewards.toy_accuracy([text], [answer])[0]
+
+
+def test_a_comma_in_a_number_does_not_matter():
+    assert nano.reward("<answer>1,234</answer>", "1234") == 1
+
+
+def test_the_questions_and_the_settings():
+    for i in range(200):
+        question = toy.question(i)
+        assert nano.toy_question(i) == {key: question[key] for key in ("question", "answer")}
+    for own, name in ((nano.TOY, "toy"), (nano.GSM8K, "gsm8k")):
+        task = TASKS[name]
+        assert (own["lr"], own["longest"]) == (task.lr, task.max_new_tokens)
+    assert nano.GSM8K["system_prompt"] == TASKS["gsm8k"].system_prompt
+    assert Path(nano.TOY_BASE) == Path(toy.BASE)
+
+
+# --- its step is that of train.py ---
 
 
 @torch.no_grad()
 def another(model):
     """A reference that is not the model, so that the KL has a gradient."""
-    reference = deepcopy(model)
+    reference = deepcopy(model).requires_grad_(False)
     for p in reference.parameters():
         p.mul_(1.05)
     return reference
 
 
-def sgd_step(model, tokenizer, reward, questions):
+def sgd_step(model, tokenizer, questions):
     """(how far a step of SGD moves the weights, accuracy, mean length, the first completion).
 
     AdamW would make a whole step of a rounding error.
     """
     own = deepcopy(model)
     sgd = torch.optim.SGD(own.parameters(), lr=0.1)
-    metrics = STEP(own, another(model), sgd, tokenizer, TASKS["toy"], reward, questions)
+    metrics = STEP(own, another(model), sgd, tokenizer, nano.TOY, questions)
     return weights_of(own) - weights_of(model), *metrics
 
 
 # without a limit a gradient that is too long is seen
-@pytest.mark.parametrize("numbers", [(0.875, 16, 0.5), (0.0, 50, math.inf)])
+@pytest.mark.parametrize("numbers", [(0.875, 16, 0.5), (0.0, 50, math.inf), (0.875, 1, 0.5)])
 def test_one_step_moves_the_weights_as_train_step_does(numbers, loaded, monkeypatch):
     """The same completions, the same μ = 2 updates, in micro-batches of any size."""
     model, tokenizer = loaded
@@ -74,9 +181,10 @@ def test_one_step_moves_the_weights_as_train_step_does(numbers, loaded, monkeypa
     # a shorter one
     questions[-1] |= {"question": "1+2=?", "answer": "3", "prompt": tokenizer("1+2=?").input_ids}
     torch.manual_seed(0)
-    moved, accuracy, length, text = sgd_step(model, tokenizer, rewards.toy_accuracy, questions)
+    moved, accuracy, length, text = sgd_step(model, tokenizer, questions)
 
-    [(tokens, _)] = drawn
+    [(tokens, _, mask)] = drawn
+    tokens = tokens[:, -mask.shape[1] :]
     ends = tokens == tokenizer.eos_token_id
     # EOS counts
     lengths = (ends.cumsum(1) == 0).sum(1).add(1).clamp(max=tokens.shape[1])
@@ -104,23 +212,26 @@ def test_one_step_moves_the_weights_as_train_step_does(numbers, loaded, monkeypa
 SHARED = {"all teach": [], "rank 1 has nothing": [1, 3, 5, 7], "nobody has anything": range(8)}
 
 
-def sample(model, tokens, *_):
+def sample(model, tokenizer, task, asked):
     """Completions that depend on their question and their number alone, not on the batch."""
-    number, at = torch.arange(len(tokens))[:, None] % nano.G, torch.arange(8)
-    kind = tokens.sum(1, keepdim=True) + number
-    return kind * (at + 1) % 20 + 2, at <= kind % 8
+    read = tokenizer([question["question"] for question in asked], return_tensors="pt")
+    number, at = torch.arange(len(asked))[:, None] % nano.G, torch.arange(8)
+    kind = read.input_ids.sum(1, keepdim=True) + number
+    mask = at <= kind % 8
+    tokens = torch.cat([read.input_ids, kind * (at + 1) % 20 + 2], dim=1)
+    return tokens, torch.cat([read.attention_mask, mask], dim=1), mask
 
 
 def shared_steps(folder, rank=0, ranks=1):
     """{name of SHARED: `sgd_step` on this rank's share of the questions}"""
     model, tokenizer = load_model(folder, CPU)
-    reward = lambda texts, answer: [float(len(x) * known > 4) for x, known in zip(texts, answer)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nano, "sample", sample)
+        patch.setattr(nano, "reward", lambda text, known: float(len(text) * known > 4))
         patch.setattr(nano, "MAX_GRAD_NORM", math.inf)
         patch.setattr(nano, "MU", 1)  # without a limit the second one would be enormous
         return {
-            name: sgd_step(model, tokenizer, reward, [
+            name: sgd_step(model, tokenizer, [
                 toy.question(i) | {"answer": i not in none} for i in range(rank, 8, ranks)])
             for name, none in SHARED.items()}
 
@@ -139,40 +250,100 @@ def test_two_processes_make_the_update_of_one(small, tmp_path, monkeypatch):
         assert moved.any() == (name != "nobody has anything")
 
     # in the run each asks its own questions; the first one prints, and saves the trained model
-    assert asked + asked_too == [toy.question(i) for i in [*range(0, 32, 2), *range(1, 32, 2)]]
+    numbers = [*range(0, 32, 2), *range(1, 32, 2)]
+    assert asked + asked_too == [nano.toy_question(i) for i in numbers]
     assert seed != other_seed and torch.equal(weights, same)
     saved, untrained = (weights_of(load_model(str(x), CPU)[0]) for x in (tmp_path / "model", small))
     assert torch.equal(saved, weights) and not torch.equal(saved, untrained)
-    assert done.stdout.count("step   2") == done.stdout.count("Saved") == 1
+    assert done.stdout.count("step   2") == done.stdout.count("saved") == 1
 
 
 # --- the program ---
 
 
-def test_it_runs_as_its_first_lines_say_and_eval_reads_what_it_saved(
-    loaded, tmp_path, monkeypatch, capsys
-):
-    """The toy's model reads no words, so it stands for the word problems, too. It has no token for
-    padding."""
+@pytest.fixture
+def short(monkeypatch, tmp_path):
+    """Two steps of nano.py, in a folder of its own."""
+    monkeypatch.setattr(nano, "STEPS", 2)
+    monkeypatch.setattr(nano, "FOLDER", str(tmp_path / "nano"))
+    return tmp_path / "nano"
+
+
+def test_it_trains_the_toy_and_eval_reads_what_it_saved(short, capsys):
+    short.mkdir()
+    (short / "eval-toy.jsonl").write_text("the scores of an earlier model")
+    nano.main([])
+    steps, answered, saved = capsys.readouterr().out.strip().split("\n\n")
+    assert [line[:8] for line in steps.splitlines()] == ["step   1", "step   2"]
+    assert "=?\n" in answered and saved == f"The model is saved in {short}."
+    assert not list(short.glob("eval-*"))
+    evaluation.main(["--model", str(short), "--benchmark", "toy", "--questions", "4",
+                     "--samples", "0"])
+    assert "greedy" in capsys.readouterr().out
+
+
+ROWS = [{"question": "1+2=?", "answer": "1+2 is 3\n#### 3"}, {"question": "4+4=?", "answer": 8}]
+
+
+def test_gsm8k_is_read_from_the_hub(short, monkeypatch, loaded, small):
+    """A model without a token for padding. The answers are what follows ####."""
     model, tokenizer = loaded
     tokenizer.pad_token = None
-    base, out = str(tmp_path / "base"), tmp_path / "nano"
-    for part in loaded:
-        part.save_pretrained(base)
-    for name in ("toy", "arithmetic"):
-        monkeypatch.setitem(TASKS, name, replace(TASKS["toy"], base=base))
-    monkeypatch.setattr(nano, "STEPS", 2)
-    monkeypatch.setattr(nano, "FOLDER", str(out))
-    for words, name in (([], "toy"), ([base], "arithmetic")):
-        nano.main(words)
-        lines = capsys.readouterr().out.splitlines()
-        first, last = (line.split(maxsplit=2)[2] for line in lines[:2])  # without the number
-        assert lines[3] == f"It learned: {first}  →  {last}" and lines[4].endswith("=?")
-        assert not list(out.glob("eval-*"))  # the scores of an earlier model
-        command = lines[-1].partition("python eval.py ")[2]
-        assert command == f"--model {out} --benchmark {name}"
-        evaluation.main([*command.split(), "--questions", "4", "--samples", "0"])
-        assert "greedy" in capsys.readouterr().out
+    tokenizer.save_pretrained(small)
+    seen, asked = [], []
+    hub = SimpleNamespace(load_dataset=lambda *own, **more: seen.append((own, more)) or ROWS)
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    monkeypatch.setattr(nano, "step", lambda *own: asked.extend(own[-2:]) or (0.0, 0.0, ""))
+    nano.main([small])
+    assert seen == [(("openai/gsm8k", "main"), {"split": "train"})]
+    task, questions, *_ = asked
+    assert task is nano.GSM8K and len(questions) == nano.Q
+    assert questions[:3] == [
+        {"question": "1+2=?", "answer": "3"}, {"question": "4+4=?", "answer": "8"}, questions[0]]
+
+
+def test_it_runs_in_a_folder_that_holds_nothing_else(small, tmp_path):
+    """nano.py, a model and a file of questions. Nothing of this project is on the path."""
+    shutil.copy(FILE, tmp_path)
+    shutil.copytree(small, tmp_path / "model")
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, ROWS)) + "\n")
+    code = ("import nano; nano.STEPS = 2; nano.GSM8K['longest'] = 16; "
+            "nano.main(['model', 'mine.jsonl'])")
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "step   2" in done.stdout and (tmp_path / "runs/nano/model.safetensors").is_file()
+
+
+def no_template(folder):
+    (folder / "model/chat_template.jinja").unlink()
+    return ["model"]
+
+
+def lines(text):
+    def write(folder):
+        (folder / "mine.jsonl").write_text(text)
+        return ["model", "mine.jsonl"]
+    return write
+
+
+@pytest.mark.parametrize("words, said", [
+    (lambda folder: [], "tasks/toy_base cannot be used"),
+    (lambda folder: ["nobody/nothing"], "nobody/nothing cannot be used"),
+    (lambda folder: ["model", "no.jsonl"], "No such file or directory: 'no.jsonl'"),
+    (lines("\n"), "mine.jsonl is empty"), (lines('{"question": "?"}'), "KeyError: 'answer'"),
+    (lines("?"), "JSONDecodeError"), (no_template, "chat_template is not set"),
+])
+def test_what_cannot_be_used_is_told_in_a_sentence(words, said, small, tmp_path, monkeypatch):
+    shutil.copytree(small, tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(nano, "TOY_BASE", str(tmp_path / "tasks/toy_base"))
+    with pytest.raises(SystemExit) as stopped:
+        nano.main(words(tmp_path))
+    sentence = stopped.value.code
+    assert said in sentence and "\n" not in sentence and "MODEL is a chat model" in sentence
 
 
 if __name__ == "__main__":
