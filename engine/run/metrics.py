@@ -19,47 +19,16 @@ def summarize(rollout, advantages, rows):
 
     advantages: (Q, G). rows: the kept completions.
     """
-    completions = len(rollout.texts)
-    judged = ~rollout.rewards[0].isnan()  # (Q, G): does the first reward apply?
-    asked = judged.any(1)
-    right = rollout.rewards[0] > 0
-    answers = [read(rollout.reward_names[0], text) for text in rollout.texts]
-    unread = torch.tensor([answer is None for answer in answers])
     trained = rollout.mask if rollout.prefix_weights is None else rollout.prefix_weights
-    generated = rollout.lengths.sum()
-    unknown = rollout.logp.isnan().sum()
-    # the advantages of a group add up to 0: if they are equal, each is 0 (PPO: here they are the
-    # scores)
-    no_signal = ~has_signal(advantages)
     sums = {
-        "questions": len(no_signal),
-        "completions": completions,
+        "questions": len(advantages),
+        "completions": len(rollout.texts),
         "kept": len(rows),
-        "tokens_generated": generated,
+        "tokens_generated": rollout.lengths.sum(),
         "tokens_trained": trained[rows].count_nonzero(),
-        "tokens_without_logp": unknown,
+        "tokens_without_logp": rollout.logp.isnan().sum(),
     }
-    totals = {  # over the completions
-        "length": generated,
-        "reward": rollout.total.sum(),
-        "reward_failures": rollout.failures,
-        "truncated": rollout.truncated.sum(),
-        "group_gap": group_gap(rollout),
-        "calls": calls(rollout.mask).sum(),
-    }
-    # of each: its sum, and over how many
-    means = {name: (total, completions) for name, total in totals.items()}
-    means["entropy"] = -rollout.logp.nansum(), generated - unknown
-    means["accuracy"] = share(right, judged)
-    means["unreadable"] = share(unread.view_as(judged), judged)
-    means["no_signal"] = no_signal.sum(), len(no_signal)
-    means["all_right"] = share((right | ~judged).all(1), asked)
-    means["all_wrong"] = share((~right).all(1), asked)
-    for name, values in zip(rollout.reward_names, rollout.rewards):
-        applies = ~values.isnan()
-        equal = ~has_signal(values.nan_to_num())
-        means[f"reward/{name}"] = share(values, applies)
-        means[f"no_signal/{name}"] = share(equal, applies.any(1))
+    means = means_of_completions(rollout) | means_of_verdicts(rollout, advantages)
     for name, (total, count) in means.items():
         sums[name] = total
         sums[f"{name}, count"] = count
@@ -71,6 +40,47 @@ def summarize(rollout, advantages, rows):
         count = sums[f"{name}, count"]
         metrics[name] = sums[name] / count if count else math.nan
     return metrics
+
+
+def means_of_completions(rollout):
+    """{name: (its sum, over how many)} of what is measured of each completion."""
+    generated = rollout.lengths.sum()
+    totals = {
+        "length": generated,
+        "reward": rollout.total.sum(),
+        "reward_failures": rollout.failures,
+        "truncated": rollout.truncated.sum(),
+        "group_gap": group_gap(rollout),
+        "calls": calls(rollout.mask).sum(),
+    }
+    means = {name: (total, len(rollout.texts)) for name, total in totals.items()}
+    means["entropy"] = -rollout.logp.nansum(), generated - rollout.logp.isnan().sum()
+    return means
+
+
+def means_of_verdicts(rollout, advantages):
+    """{name: (its sum, over how many)} of what the rewards say."""
+    judged = ~rollout.rewards[0].isnan()  # (Q, G): does the first reward apply?
+    asked = judged.any(1)
+    right = rollout.rewards[0] > 0
+    answers = [read(rollout.reward_names[0], text) for text in rollout.texts]
+    unread = torch.tensor([answer is None for answer in answers])
+    # the advantages of a group add up to 0: if they are equal, each is 0 (PPO: here they are the
+    # scores)
+    no_signal = ~has_signal(advantages)
+    means = {
+        "accuracy": share(right, judged),
+        "unreadable": share(unread.view_as(judged), judged),
+        "no_signal": (no_signal.sum(), len(no_signal)),
+        "all_right": share((right | ~judged).all(1), asked),
+        "all_wrong": share((~right).all(1), asked),
+    }
+    for name, values in zip(rollout.reward_names, rollout.rewards):
+        applies = ~values.isnan()
+        equal = ~has_signal(values.nan_to_num())
+        means[f"reward/{name}"] = share(values, applies)
+        means[f"no_signal/{name}"] = share(equal, applies.any(1))
+    return means
 
 
 def share(values, where):
