@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import BatchEncoding
 
 import nano
 from conformance import compare, loops
@@ -22,13 +23,11 @@ class Digits:
 
     pad_token_id, eos_token_id = PADDING, END
 
-    def apply_chat_template(self, chat, **options):
-        return chat[-1]["content"]
-
-    def __call__(self, texts, **options):
+    def apply_chat_template(self, chats, **options):
+        texts = [chat[-1]["content"] for chat in chats]
         longest = max(map(len, texts))
         ids = torch.tensor([[*map(int, text.rjust(longest, "0"))] for text in texts])
-        return SimpleNamespace(input_ids=ids, attention_mask=(ids != PADDING).long())
+        return BatchEncoding({"input_ids": ids, "attention_mask": (ids != PADDING).long()})
 
     def decode(self, tokens, **options):
         return digits(tokens)
@@ -54,12 +53,12 @@ def of_nano(policy, questions, sampler, reward, *, module=None, P=0.5):
     """nano.step on the probe."""
     module = module or planted()
     module.G, module.P, module.ROWS, module.HEAT = sampler.group_size, P, 4, sampler.temperature
+    module.reward = lambda text, answer: reward(answer, text)
     model = Language(policy, sampler)
-    task = SimpleNamespace(system_prompt="", examples=[], max_new_tokens=sampler.longest)
+    reference = deepcopy(model).requires_grad_(False)
+    task = {"system_prompt": "", "longest": sampler.longest}
     asked = [{"question": digits(prompt), "answer": digits(prompt)} for prompt in questions]
-    module.step(
-        model, deepcopy(model), policy.optimizer, Digits(), task,
-        lambda texts, answer: [*map(reward, answer, texts)], asked)
+    module.step(model, reference, policy.optimizer, Digits(), task, asked)
 
 
 def changed(text, changes):
@@ -73,47 +72,45 @@ def changed(text, changes):
 def planted(*changes):
     """nano.py with other lines: a module."""
     module = types.ModuleType("planted")
+    module.__file__ = nano.__file__
     exec(changed(Path(nano.__file__).read_text(encoding="utf-8"), changes), vars(module))
     return module
 
 
-GOLD = 'gold = [question["answer"] for question in questions for _ in range(G)]'
-WEIGHTS = "w = sequence_mean_weights(m, num_sequences=kept)"
+ASKED = "asked = [question for question in questions for _ in range(G)]"
+WEIGHTS = "w = sequence_mean_weights(m, kept)"
 IS_TOKEN = "is_eos.cumsum(1) - is_eos.long() == 0"
 ROWS = "✗ rows of a group are not one question: "
 FAULTS = {  # what is said of nano.py with these changes
     "✗ sampled at one temperature, scored at 1 [5]": [
-        ("temperature=1.0, top_k", "temperature=0.7, top_k")],
+        ("temperature=1.0", "temperature=0.7")],
     "✗ the last token, the EOS, is not trained on [4]": [(IS_TOKEN, "is_eos.cumsum(1) == 0")],
     "✗ the last token, the EOS, is not trained on, but |o| counts it [4]": [
         (WEIGHTS, "w = torch.cat([m[:, 1:], m[:, :1] & False], 1) "
                   "/ m.sum(1, keepdim=True) / kept")],
     "✗ padding is trained on": [(IS_TOKEN, "is_eos.cumsum(1) >= 0")],
     "✗ the tokens of the prompt are trained on": [
-        ("    if nonzero:", "    m, T = seen[:, 1:].bool(), whole.shape[1] - 1\n"
+        ("    if nonzero:", "    m, T = seen[:, 1:].bool(), tokens.shape[1] - 1\n"
                             "    if nonzero:")],
     "✗ a mean of means over micro-batches [3]": [
-        ("weights=w[i])", "weights=None)\n"
-                          "                loss = loss / len(micro_batches)")],
-    "✗ the means of micro-batches are added up [3]": [("weights=w[i])", "weights=None)")],
+        ("w[i])", "sequence_mean_weights(m[i], len(i)) / len(micro_batches))")],
+    "✗ the means of micro-batches are added up [3]": [
+        ("w[i])", "sequence_mean_weights(m[i], len(i)))")],
     "✗ divided by the padded length, not by |o| [3]": [(WEIGHTS, "w = m / (kept * T)")],
     f"{ROWS}G consecutive rows are compared": [
-        ("        texts += [text] * G", "        texts.append(text)\n    texts = texts * G"),
-        (GOLD, 'gold = [question["answer"] for _ in range(G) for question in questions]')],
+        (ASKED, "asked = questions * G")],
     f"{ROWS}G = 4 completions of each are": [
-        ("texts += [text] * G", "texts += [text, *(texts or [text])[:1] * (G - 1)]"),
-        (GOLD, 'gold = [questions[q if i == 0 else 0]["answer"] for q in range(3) '
-               'for i in range(G)]')],
+        (ASKED, "asked = [questions[q if i == 0 else 0] for q in range(3) for i in range(G)]")],
     f"{ROWS}a completion was scored with another": [
-        ("        texts += [text] * G", "        texts.append(text)\n    texts *= G")],
+        ("sample(model, tokenizer, task, asked)", "sample(model, tokenizer, task, questions * G)")],
     "✗ the advantages are taken after pruning": [
-        ("A, m, T = advantages.flatten()[rows]", "A, m, T = group_advantages("
-         "scores.flatten()[rows].view(len(questions), -1)).flatten()")],
+        ("advantages.flatten()[rows]",
+         "group_advantages(scores.flatten()[rows].view(len(questions), -1)).flatten()")],
     "✗ the old log-probabilities are those of the updated policy": [
-        ("if update == 0:", "if True:")],
+        ("old_logp.setdefault(i, logp.detach())", "logp.detach()")],
     "≈ an update with nothing to learn": [("if nonzero:", "if True:")],
     "≈ the updates are 2, 2 times as large as with the learning rate 0.5": [
-        ("loss.backward()", "(2 * loss).backward()")],
+        ("-(weights", "-2 * (weights")],
 }
 
 
@@ -275,8 +272,8 @@ def test_a_step_that_cannot_be_checked_is_told(step, words):
 
 
 def test_the_right_steps_hold():
-    heated = planted(("temperature=1.0, top_k", "temperature=HEAT, top_k"),
-                     ("-T:], temperature=1.0", "-T:], temperature=HEAT"))
+    heated = planted(("temperature=1.0", "temperature=HEAT"),
+                     ("logits.float()", "(logits.float() / HEAT)"))
     sign, _, held, asked, left, _ = loops.verdict(partial(of_nano, module=heated), BETA)
     assert (sign, held, asked, left) == ("✓", 11, 11, "")
     *_, left, _ = loops.verdict(partial(of_nano, P=0), BETA)

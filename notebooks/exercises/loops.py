@@ -12,19 +12,15 @@ import argparse
 import copy
 import json
 import sys
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from types import ModuleType
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
 
 import nano
-import rewards
-from tasks import toy
-from tasks.table import TASKS
 
 HERE = Path(__file__).parent
 RIGHT = (HERE / "seams.py").read_text(encoding="utf-8")
@@ -49,15 +45,14 @@ def module(loop):
     return made
 
 
-def train(train_step, folder, steps, seed=1):
+def train(train_step, steps):
     """The metrics of each step on the toy."""
-    torch.manual_seed(seed)
-    task, tokenizer = TASKS["toy"], AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    reference = copy.deepcopy(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=task.lr, weight_decay=0.0)
-    questions = task.source("train")
-    arguments = model, reference, optimizer, tokenizer, task, rewards.toy_accuracy
+    torch.manual_seed(nano.SEED)
+    model, tokenizer = nano.load(nano.TOY_BASE)
+    reference = copy.deepcopy(model).requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=nano.TOY["lr"], weight_decay=0.0)
+    questions = map(nano.toy_question, count())
+    arguments = model, reference, optimizer, tokenizer, nano.TOY
     return [train_step(*arguments, [*islice(questions, nano.Q)]) for _ in range(steps)]
 
 
@@ -65,7 +60,7 @@ def measure(steps):
     """{loop: (metrics of the first step, their means over the last 8)}"""
     table = {}
     for loop in (0, *BUGS):
-        log = train(module(loop).train_step, toy.BASE, steps)
+        log = train(module(loop).train_step, steps)
         last = {name: sum(row[name] for row in log[-8:]) / len(log[-8:]) for name in log[0]}
         table[loop] = [{k: round(v, 3) for k, v in row.items()} for row in (log[0], last)]
         print(loop, *table[loop], flush=True)

@@ -54,11 +54,12 @@ def logprobs(model, tokens, mask, T):
     return token_logprobs(completion_logits(logits, T), tokens[:, -T:])
 
 
-def train_step(model, reference, optimizer, tokenizer, task, reward, questions):
+def train_step(model, reference, optimizer, tokenizer, task, questions):
     """One step of CPPO, as `nano.step` makes it on one device. Returns metrics, numbers by name.
 
-    Write it from nano.prompts, nano.sample (only its completions), the functions above and those of
-    the paper, with nano.G, P, MU, BETA and MAX_GRAD_NORM. The arguments are those of `nano.step`.
+    Write it from nano.sample, nano.reward, the functions above and those of the paper, with
+    nano.G, P, MU, BETA and MAX_GRAD_NORM. The arguments are those of `nano.step`. The mask of the
+    completions is `completion_mask`; of the one that nano.sample returns take only T, its width.
     In each of the μ updates the kept rows go through the model in the parts that
     `micro_batches(lengths, MAX_TOKENS)` gives, and the gradients of the parts add up to that of the
     whole.
@@ -67,25 +68,25 @@ def train_step(model, reference, optimizer, tokenizer, task, reward, questions):
     completions with an EOS. Of the kept ones, in the first update: logp (mean over the tokens of
     the mask), −A (minus the mean of the advantages), loss, ratio (the largest one).
     """
-    asked, asked_mask = nano.prompts(questions, task, tokenizer)
-    with torch.no_grad():
-        completions, _ = nano.sample(model, asked, asked_mask, task.max_new_tokens, tokenizer)
-    T, mask = completions.shape[1], completion_mask(completions, tokenizer.eos_token_id)
+    asked = [question for question in questions for _ in range(nano.G)]
+    tokens, seen, given = nano.sample(model, tokenizer, task, asked)
+    T = given.shape[1]
+    completions = tokens[:, -T:]
+    mask = completion_mask(completions, tokenizer.eos_token_id)
     texts = [tokenizer.decode(o[m], skip_special_tokens=True) for o, m in zip(completions, mask)]
-    gold = [question["answer"] for question in questions for _ in range(nano.G)]
-    scores = torch.tensor(reward(texts, answer=gold)).view(len(questions), nano.G)
+    scores = [nano.reward(text, question["answer"]) for text, question in zip(texts, asked)]
+    scores = torch.tensor(scores, device=tokens.device).view(-1, nano.G)
     advantages = group_advantages(scores)
     rows = batch_rows(prune(advantages, keep_count(nano.G, nano.P)), nano.G)
-    A, m = advantages.flatten()[rows], mask[rows]
-    whole = torch.cat([asked, completions], dim=1)[rows], torch.cat([asked_mask, mask], dim=1)[rows]
+    A, tokens, seen, m = advantages.flatten()[rows], tokens[rows], seen[rows], mask[rows]
     with torch.no_grad():
-        old_logp, ref_logp = (logprobs(policy, *whole, T) for policy in (model, reference))
+        old_logp, ref_logp = (logprobs(policy, tokens, seen, T) for policy in (model, reference))
     weights, first = sequence_mean_weights(m), []
     parts = micro_batches(m.sum(1).tolist(), MAX_TOKENS)
     for update in range(nano.MU if A.any() else 0):
         for i in parts:
             loss, stats = cppo_loss(
-                logprobs(model, whole[0][i], whole[1][i], T), old_logp[i], A[i], m[i],
+                logprobs(model, tokens[i], seen[i], T), old_logp[i], A[i], m[i],
                 ref_logp=ref_logp[i], beta=nano.BETA, weights=weights[i])
             loss.backward()
             first += [(loss.item(), stats["ratio_max"].item())] if update == 0 else []

@@ -95,16 +95,20 @@ def updates(small, out, device):
             torch.save(weights.cpu(), out / f"{algorithm}-{shard}-{rank}-of-{world}.pt")
 
 
-def nano_run(out):
-    """Two steps of nano.py, in micro-batches."""
+def nano_run(out, dtype=torch.bfloat16):
+    """Two steps of nano.py, in micro-batches. dtype: of the logits."""
     import nano
-    token_logprobs = nano.token_logprobs
+    load = nano.load
 
-    def checked(logits, *own, **more):
-        assert logits.dtype == torch.bfloat16
-        return token_logprobs(logits, *own, **more)
+    def check(model, arguments, output):
+        assert output.logits.dtype == dtype
 
-    nano.token_logprobs = checked
+    def checked(source):
+        model, tokenizer = load(source)
+        model.register_forward_hook(check)
+        return model, tokenizer
+
+    nano.load = checked
     nano.STEPS, nano.ROWS, nano.FOLDER = 2, 5, str(out / "model")
     nano.main([])
 
