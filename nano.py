@@ -57,9 +57,9 @@ def sequence_mean_weights(mask, n):
 def cppo_loss(logp, old_logp, ref_logp, A, mask, weights):
     """−J = −Σ weights · (min(ρA, clip(ρ)A) − β k3). A: (N,). All others: (N, T)."""
     # ρ = π_θ / π_old; a log-ratio above 20 counts as 20, so nothing is ∞
-    ratio = (logp - old_logp).masked_fill(~mask, 0.0).clamp(max=20.0).exp()
+    ratio = (logp - old_logp.detach()).masked_fill(~mask, 0.0).clamp(max=20.0).exp()
     # k3 = π_ref/π_θ − log π_ref/π_θ − 1
-    log_r = (ref_logp - logp).masked_fill(~mask, 0.0).clamp(max=20.0)
+    log_r = (ref_logp.detach() - logp).masked_fill(~mask, 0.0).clamp(max=20.0)
     k3 = torch.expm1(log_r) - log_r
     # min(ρA, clip(ρ, 1−ε, 1+ε)A)
     surrogate = torch.minimum(ratio * A[:, None], ratio.clamp(1 - EPS, 1 + EPS) * A[:, None])
@@ -107,7 +107,7 @@ def load(source):
     """(model, tokenizer) of a folder, or of a name on the hub. Both are ready to sample."""
     if not (os.path.isdir(source) or try_to_load_from_cache(source, "config.json")):
         model_info(source, timeout=10)  # transformers would try for a minute
-    tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
+    tokenizer = AutoTokenizer.from_pretrained(source)
     tokenizer.get_chat_template()  # fails if there is none
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
@@ -120,6 +120,7 @@ def sample(model, tokenizer, task, questions):
     padded on the left, and completions, (N, L + T); and the mask of the completions, (N, T)."""
     system = {"role": "system", "content": task["system_prompt"]}
     chats = [[system, {"role": "user", "content": question["question"]}] for question in questions]
+    tokenizer.padding_side = "left"
     asked = tokenizer.apply_chat_template(
         chats, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True)
     tokens = model.generate(
@@ -195,9 +196,8 @@ def main(argv):
         model, tokenizer = load(source)
         rows = read(*file) if argv else [toy_question(i) for i in range(STEPS * Q * ranks)]
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".split("\n")[0]
-        sys.exit(f"error: {' '.join([source, *file])} cannot be used ({reason}). MODEL is a chat "
-                 "model, a folder or a hub name; FILE has lines of question and answer.")
+        sys.exit(f"error: {' '.join([source, *file])} cannot be used ({error!r:.200}). MODEL is a "
+                 "chat model, a folder or a hub name; FILE has lines of question and answer.")
     reference = copy.deepcopy(model).requires_grad_(False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=task["lr"], weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, STEPS)

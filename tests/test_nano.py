@@ -43,12 +43,6 @@ STEP, SAMPLE = nano.step, nano.sample  # as they are, while others stand in thei
 close = torch.testing.assert_close
 
 
-@pytest.fixture
-def loaded(small):
-    """(model, tokenizer), which pads on the left."""
-    return nano.load(small)
-
-
 def test_nano_is_one_file_and_short():
     lines = FILE.read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 220 and max(map(len, lines)) <= 100
@@ -94,12 +88,15 @@ def test_the_loss_and_its_gradient(sign, old_gap, ref_gap):
     A = sign * torch.tensor([1.5, 2.0, 0.7, -0.4])
     weights = sequence_mean_weights(MASK)
     logp, logp_too = (base.clone().requires_grad_() for _ in range(2))
-    loss = nano.cppo_loss(logp, old_logp, ref_logp, A, MASK, weights)
+    old, ref = (x.clone().requires_grad_() for x in (old_logp, ref_logp))  # they get no gradient
+    loss = nano.cppo_loss(logp, old, ref, A, MASK, weights)
     right, _ = grpo_loss(logp_too, old_logp, A, MASK, ref_logp=ref_logp, beta=nano.BETA,
                          clip_low=nano.EPS)
     close(loss, right, rtol=1e-6, atol=1e-6)
-    (gradient,), (expected,) = (
-        torch.autograd.grad(x, y) for x, y in ((loss, logp), (right, logp_too)))
+    (gradient, *others), (expected,) = (
+        torch.autograd.grad(loss, [logp, old, ref], allow_unused=True),
+        torch.autograd.grad(right, logp_too))
+    assert others == [None, None]
     assert gradient.isfinite().all()
     close(gradient, expected, rtol=1e-6, atol=1e-6)
 
@@ -118,6 +115,21 @@ def test_the_log_probabilities(loaded):
         logp = token_logprobs(model(text).logits[:, :-1], text[:, 1:])[0]
         n = real[-T:].sum()
         close(row[:n], logp[-n:], rtol=0, atol=1e-5)
+
+
+def test_positions_begin_at_the_first_token():
+    """And a token is predicted one position before it."""
+    given = []
+
+    def model(tokens, attention_mask, position_ids):
+        given.append(position_ids.tolist())
+        return SimpleNamespace(logits=torch.eye(9)[tokens])  # each predicts itself
+
+    tokens = torch.tensor([[0, 0, 5, 5, 5, 6], [4, 5, 6, 7, 7, 7]])
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]])
+    found = nano.logprobs(model, tokens, mask, 3)
+    assert given == [[[0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 4, 4]]]
+    assert (found > found.mean()).tolist() == [[True, True, False], [False, True, True]]
 
 
 @pytest.mark.parametrize("text, answer", [
@@ -332,8 +344,8 @@ def lines(text):
 @pytest.mark.parametrize("words, said", [
     (lambda folder: [], "tasks/toy_base cannot be used"),
     (lambda folder: ["nobody/nothing"], "nobody/nothing cannot be used"),
-    (lambda folder: ["model", "no.jsonl"], "No such file or directory: 'no.jsonl'"),
-    (lines("\n"), "mine.jsonl is empty"), (lines('{"question": "?"}'), "KeyError: 'answer'"),
+    (lambda folder: ["model", "no.jsonl"], "model no.jsonl cannot be used (FileNotFoundError"),
+    (lines("\n"), "mine.jsonl is empty"), (lines('{"question": "?"}'), "KeyError('answer')"),
     (lines("?"), "JSONDecodeError"), (no_template, "chat_template is not set"),
 ])
 def test_what_cannot_be_used_is_told_in_a_sentence(words, said, small, tmp_path, monkeypatch):

@@ -64,7 +64,6 @@ def steps(one_step, loaded, number=1):
     own, reference = deepcopy(model), deepcopy(model).requires_grad_(False)
     optimizer = torch.optim.SGD(own.parameters(), lr=0.3)
     questions = map(nano.toy_question, count())
-    tokenizer.padding_side = "left"  # as nano.load sets it
     torch.manual_seed(0)
     for _ in range(number):
         asked = [*islice(questions, nano.Q)]
