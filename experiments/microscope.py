@@ -49,21 +49,23 @@ PAGE = Path(__file__).parents[1] / "docs/step.html"
 DATA = re.compile(r'(<script id="data" type="application/json">).*?(</script>)', re.DOTALL)
 MOVED = 0.02  # a token has moved if its log π has changed by more than this
 # what is recorded of every loss
-LOSS = (grpo.surrogate_loss, grpo.clipped_surrogate, grpo.kl_k3, unbiased_kl,
-        grpo.importance_ratio, sequence_ratio, grpo.sequence_mean_weights)
+LOSS = (nano.cppo_loss, grpo.surrogate_loss, grpo.clipped_surrogate, grpo.kl_k3, unbiased_kl,
+        grpo.importance_ratio, sequence_ratio)
 # the lines that the page shows, by their function: {how the line begins: what it computes}
 NANO = {
     nano.step: {
         "advantages =": "advantage",
         "rows =": "kept",
+        "w =": "weight",
         "ref_logp =": "ref",
         "logp =": "logp",
-        "old_logp[i] =": "old",
-        "loss, _ =": "part",
-        "loss.backward()": "gradient",
+        "old =": "old",
+        "cppo_loss(": "gradient",
         "optimizer.step()": "moved",
     },
 }
+NANO_LOSS = {nano.cppo_loss: {
+    "ratio =": "ratio", "k3 =": "kl", "surrogate =": "surrogate", "return ": "part"}}
 TRAIN = {
     train.train_step: {
         "advantages =": "advantage",
@@ -106,7 +108,7 @@ def watching(*functions):
             caller = frame.f_back
             line = linecache.getline(caller.f_code.co_filename, caller.f_lineno).strip()
             given = dict(frame.f_locals)
-            if frame.f_code is grpo.surrogate_loss.__code__:
+            if frame.f_code in (nano.cppo_loss.__code__, grpo.surrogate_loss.__code__):
                 given["logp"].retain_grad()  # autograd keeps ∂loss/∂log π, which it computes anyway
             own[frame.f_code].append(SimpleNamespace(given=given, line=line, caller=caller))
         else:
@@ -127,15 +129,6 @@ class Update:
 
     rows: list  # of these completions
     values: dict  # {name: (Q·G, T)}; NaN where there is no token to train on
-
-    def add(self, rows, mask, values, shape):
-        """Add what it computed for more rows. mask, values: (N, T) of these. shape: (Q·G, T)."""
-        self.rows += rows
-        mask = mask.cpu()
-        for name, x in values.items():
-            everywhere = self.values.setdefault(name, torch.full(shape, torch.nan))
-            x = x.cpu().float().masked_fill(~mask, torch.nan)
-            everywhere[rows, : x.shape[1]] = x
 
 
 @dataclass
@@ -159,35 +152,51 @@ class Seen:
 
 
 def values_of_losses(calls, beta):
-    """[{name: (N, T)}] of each call of the loss: what it computed for its tokens."""
-    found = []
-    ratios = calls[grpo.importance_ratio] or calls[sequence_ratio]
+    """{name: (N, T)} of one call of the loss after the other: what it computed for its tokens."""
+    losses = calls[nano.cppo_loss] or calls[grpo.surrogate_loss]
+    # what π_old was given to
+    olds = calls[grpo.importance_ratio] or calls[sequence_ratio] or losses
     # DeepSeek's KL is not in surrogate_loss
     own_kls = calls[unbiased_kl] or itertools.repeat(None)
-    for loss, ratio, own_kl in zip(calls[grpo.surrogate_loss], ratios, own_kls):
+    for loss, old, own_kl in zip(losses, olds, own_kls):
         given, inside = loss.given, loss.inside
+        if "k3" in inside:  # nano.cppo_loss has its own names
+            inside |= {"kl": inside["k3"], "advantages": inside["A"][:, None]}
         logp, ref, kl = given["logp"], given["ref_logp"], inside["kl"]
-        weight, surrogate = inside["weights"], inside["surrogate"]
+        weight, ratio, surrogate = inside["weights"], inside["ratio"], inside["surrogate"]
         if own_kl:
             kl, ref = own_kl.value, own_kl.given["ref_logp"]
         values = {
-            "old": ratio.given["old_logp"], "logp": logp,
-            "ratio": ratio.value.view(len(kl), -1).expand(kl.shape),
-            "surrogate": surrogate, "clipped": inside["clipped"], "kl": kl,
+            "old": old.given["old_logp"], "logp": logp, "ratio": ratio,
+            "surrogate": surrogate, "clipped": surrogate < ratio * inside["advantages"], "kl": kl,
             "weight": weight, "part": -weight * (surrogate - beta * kl), "gradient": logp.grad,
         }
         if ref is not None:
             values = {"ref": ref} | values
-        found.append({name: x.detach() for name, x in values.items()})
-    return found
+        yield values
 
 
-def weights_before_and_after(model, score, function, *arguments):
-    """Call function(*arguments), which trains the model. Returns (its value, score() with the
-    weights before, score() with the weights after)."""
+def updates_of(calls, beta, cuts, shape):
+    """The Updates of a step. cuts: of each, [(rows, mask)] of its micro-batches. shape: (Q·G, T)"""
+    updates, each = [], values_of_losses(calls, beta)
+    for cut in cuts:
+        own = Update([], {})
+        for rows, mask in cut:
+            own.rows += rows.tolist()
+            for name, x in next(each).items():
+                everywhere = own.values.setdefault(name, torch.full(shape, torch.nan))
+                x = x.detach().float().masked_fill(~mask, torch.nan).cpu()
+                everywhere[rows.cpu(), : x.shape[1]] = x
+        updates.append(own)
+    return updates
+
+
+def weights_before_and_after(model, score, function):
+    """Call function(), which trains the model. Returns (its value, score(value) with the weights
+    before, score(value) with the weights after)."""
     learning = [p for p in model.parameters() if p.requires_grad]
     before = [p.detach().clone() for p in learning]
-    value = function(*arguments)
+    value = function()
     after = [p.detach().clone() for p in learning]
     scored = []
     with torch.no_grad():
@@ -207,56 +216,48 @@ class Enough(Exception):
 
 def step_of_nano(number):
     """Run nano.py up to step `number`. Returns this step as Seen."""
-    made, step, found = itertools.count(1), nano.step, []
+    made, step = itertools.count(1), nano.step
 
     def instead(*arguments):
         if next(made) < number:
             return step(*arguments)
-        found.append(see_nano(step, number, *arguments))
-        raise Enough
+        raise Enough(see_nano(step, number, *arguments))
 
     nano.step = instead
     try:
         nano.main([])
-    except Enough:
-        return found[0]
+    except Enough as enough:
+        return enough.args[0]
     finally:
         nano.step = step
 
 
-def see_nano(step, number, model, reference, optimizer, tokenizer, task, reward, questions):
+def see_nano(step, number, model, reference, optimizer, tokenizer, task, questions):
     """Make a step of nano.py. Returns it as Seen."""
     def record():
-        with watching(step, *LOSS) as calls:
-            step(model, reference, optimizer, tokenizer, task, reward, questions)
+        with watching(step, nano.sample, *LOSS) as calls:
+            step(model, reference, optimizer, tokenizer, task, questions)
         return calls
 
     def score(calls):
-        inside = calls[step][0].inside
-        asked, completions = inside["asked"], inside["completions"]
-        tokens = torch.cat([asked, completions], dim=1)
-        mask = torch.cat([inside["asked_mask"], inside["mask"]], dim=1)
-        logp = nano.logprobs(model, tokens, mask, completions.shape[1])
-        return logp.masked_fill(~inside["mask"], torch.nan).cpu()
+        tokens, seen, mask = calls[nano.sample][0].value
+        logp = nano.logprobs(model, tokens, seen, mask.shape[1])
+        return logp.masked_fill(~mask, torch.nan).cpu()
 
     calls, before, after = weights_before_and_after(model, score, record)
     inside = calls[step][0].inside
     if not inside["nonzero"]:
         raise UserError(f"step {number} of nano.py has nothing to learn from: in each question all "
                         "completions have the same reward. Name another --step.")
-    rows, rewards, updates = inside["rows"], inside["scores"].flatten().cpu(), []
-    each = iter(values_of_losses(calls, nano.BETA))
-    for _ in range(nano.MU):  # each goes through all micro-batches
-        own = Update([], {})
-        for i in inside["micro_batches"]:
-            own.add(rows[i].tolist(), inside["m"][i], next(each), before.shape)
-        updates.append(own)
-    lines = lines_of(NANO, lines_of_loss(calls, calls[grpo.sequence_mean_weights][0].line))
+    rows, rewards = inside["rows"], inside["scores"].flatten().cpu()
+    cut = [(rows[i], inside["m"][i]) for i in inside["micro_batches"]]
+    updates = updates_of(calls, nano.BETA, [cut] * nano.MU, before.shape)
     about = {"command": "python nano.py", "step": number, "beta": nano.BETA, "clip": True,
              "weight": "1 / (N |o_i|)"}
-    tokens, mask, advantages = inside["completions"], inside["mask"], inside["advantages"].flatten()
-    return Seen(about, lines, questions, tokens.cpu(), mask.cpu(), rewards, rewards > 0,
-                advantages.cpu(), rows.tolist(), updates, before, after, model, tokenizer)
+    tokens, _, mask = (x.cpu() for x in calls[nano.sample][0].value)
+    return Seen(about, lines_of(NANO, lines_of(NANO_LOSS)), questions, tokens[:, -mask.shape[1] :],
+                mask, rewards, rewards > 0, inside["advantages"].flatten().cpu(), rows.tolist(),
+                updates, before, after, model, tokenizer)
 
 
 # --- a run of train.py ---
@@ -339,21 +340,17 @@ def see_train(run_dir, config, algorithm):
     return Seen(about, lines, rollout.questions, rollout.tokens.cpu(), rollout.mask,
                 rollout.total.flatten(), rollout.rewards[0].flatten() > 0,
                 step.advantages.flatten(), step.rows.tolist(),
-                updates_of(calls, algorithm.beta, before.shape), before, after, networks.model,
-                networks.tokenizer)
+                updates_of(calls, algorithm.beta, cuts_of_train(calls), before.shape), before,
+                after, networks.model, networks.tokenizer)
 
 
-def updates_of(calls, beta, shape):
-    """The Updates of a step of train.py."""
+def cuts_of_train(calls):
+    """[(rows, mask)] of the micro-batches of each update."""
     rows_of = {id(call.value): call.of_caller["rows_here"]
                for call in calls[update.with_token_weights]}
-    each, updates = iter(values_of_losses(calls, beta)), []
     for call in calls[update.accumulate]:
-        own, rows_here = Update([], {}), rows_of[id(call.given["minibatch"])]
-        for rows, batch in call.inside["cut"]:
-            own.add(rows_here[rows.cpu()].tolist(), batch.mask, next(each), shape)
-        updates.append(own)
-    return updates
+        rows_here = rows_of[id(call.given["minibatch"])]
+        yield [(rows_here[rows.cpu()], batch.mask) for rows, batch in call.inside["cut"]]
 
 
 def about_train(algorithm, calls):
@@ -373,10 +370,10 @@ def about_train(algorithm, calls):
 # --- lines of code ---
 
 
-def lines_of(table, of_loss, without=()):
+def lines_of(table, of_loss=(), without=()):
     """[{code, key}] of the lines of a table, each after its comment, if that has a number.
 
-    of_loss: [{code, key}], the lines below the call of the loss. without: keys that are left out.
+    of_loss: [{code, key}], the lines inside the loss. without: keys that are left out.
     """
     shown = []
     for function, keys in table.items():
@@ -389,9 +386,10 @@ def lines_of(table, of_loss, without=()):
             comment = {"code": numbered[-1], "key": None} if numbered else None
             if comment and comment not in shown:
                 shown.append(comment)
+            if key == "gradient":  # it is known after the loss
+                shown += [line | {"code": "  " + line["code"]} for line in of_loss
+                          if line["key"] not in without]
             shown.append({"code": whole(source[at]), "key": key})
-            if key == "part":
-                shown += [line for line in of_loss if line["key"] not in without]
     return shown
 
 
@@ -401,7 +399,7 @@ def lines_of_loss(calls, weights):
     functions = {"ratio": ratio, "surrogate": grpo.clipped_surrogate, "kl": grpo.kl_k3}
     lines = {key: calls[function][0].line for key, function in functions.items() if calls[function]}
     lines["weight"] = weights
-    return [{"code": "  " + whole(line), "key": key} for key, line in lines.items()]
+    return [{"code": whole(line), "key": key} for key, line in lines.items()]
 
 
 def whole(line):

@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 
 import nano
-import rewards
 import train
 from algorithms import ALGORITHMS
 from engine.base import files
@@ -31,8 +30,6 @@ from experiments.microscope import (
     see_nano,
     step_of_run,
 )
-from tasks import toy
-from tasks.table import TASKS
 from tests.training import weights_of
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -49,10 +46,19 @@ SHIPPED = data_of(PAGE)
 
 @pytest.fixture(scope="module")
 def seen():
-    """A step of nano.py, in three micro-batches: of 6, 6 and 4 rows."""
+    """A step of nano.py, in three micro-batches: of 6, 6 and 4 rows. losses: of its two updates."""
+    updates_of, losses = microscope.updates_of, []
+
+    def also_losses(calls, *others):
+        losses.extend(call.value.item() for call in calls[nano.cppo_loss])
+        return updates_of(calls, *others)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nano, "ROWS", 6)
-        return microscope.step_of_nano(STEP)
+        patch.setattr(microscope, "updates_of", also_losses)
+        seen = microscope.step_of_nano(STEP)
+    seen.losses = [sum(losses[:3]), sum(losses[3:])]
+    return seen
 
 
 # --- the step stays what it is ---
@@ -61,14 +67,14 @@ def seen():
 def test_the_recorded_step_changes_the_weights_as_the_step_does_bit_for_bit(loaded):
     """In the second step the random numbers after the first one count."""
     model, tokenizer = loaded
-    asked = [toy.question(i) for i in range(4)]
+    asked = [nano.toy_question(i) for i in range(4)]
     made = [weights_of(model)]
     for step in (nano.step, partial(see_nano, nano.step, 1)):
         own = deepcopy(model)
         optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
         torch.manual_seed(0)
         for _ in range(2):
-            step(own, model, optimizer, tokenizer, TASKS["toy"], rewards.toy_accuracy, asked)
+            step(own, model, optimizer, tokenizer, nano.TOY, asked)
         made.append(weights_of(own))
     first, plain, recorded = made
     assert torch.equal(recorded, plain) and not torch.equal(plain, first)
@@ -120,7 +126,8 @@ def test_the_numbers_of_the_page_are_those_of_the_formulas(seen):
                     assert one[name] == pytest.approx(expected, rel=2e-5, abs=1e-6), name
                 losses[one["update"] - 1] += right["part"].sum().item()
                 clipped += right["clipped"].sum()
-    assert losses == pytest.approx([update["loss"] for update in page["updates"]], abs=1e-5)
+    for right in (seen.losses, [update["loss"] for update in page["updates"]]):
+        assert losses == pytest.approx(right, abs=1e-5)
     assert (tokens, moved) == (page["tokens"], page["moved"])
     assert clipped > 0
 
@@ -261,10 +268,11 @@ def test_the_shipped_page_shows_the_lines_of_the_files_and_loads_nothing(seen):
     assert not re.search(loads, text)
 
 
-def test_a_step_without_a_signal_and_a_question_that_is_missing_get_a_sentence(seen, loaded):
+def test_a_step_without_a_signal_and_a_question_that_is_missing_get_a_sentence(
+        seen, loaded, monkeypatch):
     model, tokenizer = loaded
-    ones = lambda texts, answer: [1.0] * len(texts)
-    own = (model, model, None, tokenizer, TASKS["toy"], ones, [toy.question(0)])
+    monkeypatch.setattr(nano, "reward", lambda text, answer: 1.0)
+    own = (model, model, None, tokenizer, nano.TOY, [nano.toy_question(0)])
     with pytest.raises(UserError, match="step 1 of nano.py has nothing to learn from: "):
         see_nano(nano.step, 1, *own)
     with pytest.raises(UserError, match="--question must lie in 1 … 8, not 9"):
@@ -311,7 +319,7 @@ def test_the_page_shows_the_numbers_of_each_token(browser):
     one = first["passes"][-1]
     for t in range(len(first["tokens"])):
         change = first["after"][t] - first["before"][t]
-        advantage, kept, ref, logp, old, _, ratio, *_, gradient, moved = page.run(NUMBERS)
+        advantage, kept, _, ref, logp, old, ratio, *_, gradient, moved = page.run(NUMBERS)
         assert advantage == f"{first['advantage']:+.2f}".replace("-", "−") and kept == "kept"
         assert [ref, logp, old, ratio] == [
             shown(one[name][t]) for name in ("ref", "logp", "old", "ratio")]
