@@ -302,16 +302,22 @@ def test_gsm8k_is_read_from_the_hub(short, monkeypatch, loaded, small):
     model, tokenizer = loaded
     tokenizer.pad_token = None
     tokenizer.save_pretrained(small)
-    seen, asked = [], []
+    seen, asked, rates = [], [], []
+
+    def recorded(model, reference, optimizer, tokenizer, task, questions):
+        asked.append(questions)
+        rates.append(optimizer.param_groups[0]["lr"])
+        assert task is nano.GSM8K and not any(p.requires_grad for p in reference.parameters())
+        return 0.0, 0.0, ""
+
     hub = SimpleNamespace(load_dataset=lambda *own, **more: seen.append((own, more)) or ROWS)
     monkeypatch.setitem(sys.modules, "datasets", hub)
-    monkeypatch.setattr(nano, "step", lambda *own: asked.extend(own[-2:]) or (0.0, 0.0, ""))
+    monkeypatch.setattr(nano, "step", recorded)
     nano.main([small])
     assert seen == [(("openai/gsm8k", "main"), {"split": "train"})]
-    task, questions, *_ = asked
-    assert task is nano.GSM8K and len(questions) == nano.Q
-    assert questions[:3] == [
-        {"question": "1+2=?", "answer": "3"}, {"question": "4+4=?", "answer": "8"}, questions[0]]
+    pair = [{"question": "1+2=?", "answer": "3"}, {"question": "4+4=?", "answer": "8"}]
+    assert asked == [pair * 4, pair * 4]  # 8 questions of a step
+    assert rates == pytest.approx([1e-6, 0.5e-6])  # it falls in a line to 0
 
 
 def test_it_runs_in_a_folder_that_holds_nothing_else(small, tmp_path):
