@@ -6,7 +6,15 @@ import random
 
 import pytest
 
-from scores import interval, majority_is_right, paired, pass_at_k, summarize, verdict
+from scores import (
+    group_by_question,
+    interval,
+    majority_is_right,
+    paired,
+    pass_at_k,
+    summarize,
+    verdict,
+)
 
 
 @pytest.mark.parametrize("n, right", [(4, 0), (4, 1), (5, 3), (6, 6)])
@@ -28,6 +36,11 @@ def test_the_majority(answers, right):
     assert majority_is_right(records, number_of) is right
 
 
+def test_of_equal_answers_the_first_one_is_judged():
+    records = [{"completion": "5", "correct": True}, {"completion": "$5", "correct": False}]
+    assert majority_is_right(records, number_of) is True
+
+
 def number_of(text):
     return None if "no" in text else float(text.strip("$"))
 
@@ -44,6 +57,11 @@ def test_a_summary_of_known_verdicts():
     assert summary["accuracy"] == 7 / 16 and summary["pass@4"] == 3 / 4
     assert summary["pass@2"] == pytest.approx((1 / 2 + 1 + 0 + 5 / 6) / 4)
     assert (summary["questions"], summary["samples"]) == (4, 4)
+
+
+def test_the_questions_come_in_order_whatever_the_order_of_the_records():
+    records = records_of("10", "00", "11")
+    assert group_by_question(records[::-1]) == [records[i : i + 2][::-1] for i in (0, 2, 4)]
 
 
 def test_completions_that_nobody_can_judge_are_left_out():
