@@ -4,7 +4,6 @@ And the options --solutions and --function, which test a student's files
 (notebooks/exercises/make.py).
 """
 
-import importlib
 import importlib.util
 import os
 import shutil
@@ -127,7 +126,7 @@ class TestsOfAnExercise(pytest.Module):
     """A test file that is imported while the student's file stands in for the one it tests, and for
     no other. In the place of a blank function stands the project's.
 
-    functions: the names of those that the file should have. theirs: of those that are tested.
+    functions: the names of all functions of the file. tested: of those that are the student's.
     """
 
     def collect(self):
@@ -141,8 +140,8 @@ class TestsOfAnExercise(pytest.Module):
             patch.setitem(sys.modules, name, module)
             spec.loader.exec_module(module)
             written = vars(module).keys() - blank_ones(path.read_text(encoding="utf-8"))
-            self.theirs = {only} if only else written.intersection(self.functions)
-            for function in {*self.functions} - self.theirs:
+            self.tested = {only} if only else written.intersection(self.functions)
+            for function in {*self.functions} - self.tested:
                 setattr(module, function, getattr(ours, function))
             return super().collect()
 
@@ -161,7 +160,7 @@ def of_a_student(items, config):
         if not about or only not in (None, *about) or optional:
             continue
         found.append(item)
-        if not file.theirs.intersection(about):
+        if not file.tested.intersection(about):
             item.add_marker(pytest.mark.skip(reason=f"not written yet: {', '.join(about)}"))
     if not found:
         raise pytest.UsageError(f"none of these tests is about {only or 'a function of yours'}")

@@ -48,11 +48,11 @@ def given(function):
 
 
 def blank_ones(source):
-    """The names of the functions that a student has not written yet."""
-    last = "raise NotImplementedError('write "
+    """The names of the functions that a student has not written yet: nothing but a docstring or an
+    assert stands before the NotImplementedError."""
     return [function.name for function in exercises(source)
-            if ast.unparse(function.body[-1]).startswith(last)
-            and function.body[:-1] == given(function)]
+            if ast.unparse(function.body[-1]).startswith("raise NotImplementedError")
+            and all(isinstance(line, ast.Expr | ast.Assert) for line in function.body[:-1])]
 
 
 def blank(source, tests):
