@@ -47,7 +47,7 @@ def example(spread=0.4):
 
 LOGP, OLD, REF = example()
 MASK = mask_of(LENGTHS)
-# the third is empty, as no completion of a paper is
+# the third is empty: none of a paper is
 ONE_EMPTY = mask_of([5, 1, 0, 3, 1, 4])
 either_mask = pytest.mark.parametrize("mask", [MASK, *ours(ONE_EMPTY)], ids=["six", "one empty"])
 

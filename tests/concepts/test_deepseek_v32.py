@@ -121,8 +121,8 @@ THRESHOLDS = pytest.mark.parametrize("threshold", [0.05, 9.0])
 
 
 def check_by_hand(threshold, junk):
-    """−Σ w (M min(ρA, clip(ρ)A) − β ρ k3), and its gradient, as Python floats. Returns the
-    statistics, and which completions have M = 0."""
+    """−Σ w (M min(ρA, clip(ρ)A) − β ρ k3), and its gradient, as Python floats. Returns (which
+    completions have M = 0, the statistics)."""
     gone = ~off_policy_mask(ADVANTAGES, LOGP, OLD, MASK, threshold=threshold).flatten()
     assert gone.any() == (threshold < 1)
 
@@ -152,6 +152,15 @@ def test_the_share_of_the_tokens_that_are_masked_is_reported(threshold, junk):
     gone, stats = check_by_hand(threshold, junk)
     share = PER_COMPLETION[gone].sum() / PER_COMPLETION.sum()
     assert stats["masked_fraction"].item() == pytest.approx(share.item())
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize("moved, share", [(0.0, 0.0), (1.0, 1.0)])
+def test_the_share_is_that_of_the_samplers_probabilities(moved, share):
+    logp = torch.full((1, 3), -2.0)
+    _, stats = deepseek_v32_loss(
+        logp, logp, -torch.ones(1), torch.ones(1, 3), sampled_logp=logp + moved)
+    assert stats["masked_fraction"].item() == pytest.approx(share)
 
 
 @pytest.mark.ours
