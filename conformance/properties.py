@@ -59,6 +59,13 @@ def mentions(function, name):
         if isinstance(helper, FunctionType) and helper.__module__ == function.__module__)
 
 
+def speaks_of(item, name):
+    """Whether a test is about a function: it uses its name, or has the function as a parameter."""
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    parameters = [getattr(value, "__name__", "") for value in values]
+    return name in parameters or mentions(item.function, name)
+
+
 class About:
     """A plugin of pytest: only the tests about one function. results: {test: (outcome, why)}.
 
@@ -69,13 +76,8 @@ class About:
         self.name, self.results, self.collected = name, {}, False
 
     def pytest_collection_modifyitems(self, items):
-        def chosen(item):
-            values = item.callspec.params.values() if hasattr(item, "callspec") else ()
-            names = [getattr(value, "__name__", "") for value in values]
-            about = self.name in names or mentions(item.function, self.name)
-            return about and not item.get_closest_marker("ours")
-
-        items[:] = filter(chosen, items)
+        items[:] = [item for item in items if speaks_of(item, self.name)
+                    and not item.get_closest_marker("ours")]
         self.collected = True
 
     def pytest_runtest_logreport(self, report):

@@ -24,8 +24,8 @@ def seeded(seed):
 
 # --- six completions ------------------------------------------------------------------------------
 
-# Of different lengths: two have one token, one is empty. 14 tokens in all.
-LENGTHS = [5, 1, 0, 3, 1, 4]
+# Of different lengths: three have one token. 14 tokens in all.
+LENGTHS = [5, 1, 1, 2, 1, 4]
 # Both signs, and one completion without signal.
 ADVANTAGES = torch.tensor([1.5, -0.7, 2.0, -1.2, 0.9, 0.0], dtype=F64)
 
@@ -47,8 +47,17 @@ def example(spread=0.4):
 
 LOGP, OLD, REF = example()
 MASK = mask_of(LENGTHS)
-# 1 / (N |o_i|) on each token
-PER_COMPLETION = torch.tensor([[1 / (6 * max(n, 1))] for n in LENGTHS], dtype=F64) * MASK
+# the third is empty: none of a paper is
+ONE_EMPTY = mask_of([5, 1, 0, 3, 1, 4])
+either_mask = pytest.mark.parametrize("mask", [MASK, *ours(ONE_EMPTY)], ids=["six", "one empty"])
+
+
+def per_completion(mask):
+    """1 / (N |o_i|) on each token."""
+    return mask / (len(mask) * mask.sum(1, keepdim=True).clamp(min=1)).double()
+
+
+PER_COMPLETION = per_completion(MASK)
 RANDOM_WEIGHTS = torch.rand(6, 5, generator=seeded(3), dtype=F64) * MASK
 
 
@@ -119,11 +128,10 @@ def check_loss(
         for name in given.keys() - {"weights"}:
             if torch.is_tensor(given[name]) and given[name].shape == mask.shape:
                 other = -junk if name == "old_logp" else junk
-                given[name] = given[name].masked_fill(~MASK, other)
+                given[name] = given[name].masked_fill(~mask.bool(), other)
     given["logp"] = given["logp"].detach().requires_grad_()
     value, stats = loss(mask=mask, **given)
-    assert junk is None or all(x.isfinite() for x in stats.values())
-    formula = {"weights": PER_COMPLETION, "advantages": advantages, "logps": logps} | formula
+    formula = {"weights": per_completion(mask), "advantages": advantages, "logps": logps} | formula
     assert_loss(value, by_loop(**formula | options), given["logp"])
     return stats
 
@@ -160,13 +168,13 @@ class TinyPolicy:
         return torch.randn(7, 3, generator=seeded(seed), dtype=F64)
 
     @classmethod
-    def logp(cls, theta):
-        """(15, 3): log π of each token of each completion, and NaN on padding."""
+    def logp(cls, theta, padding=math.nan):
+        """(15, 3): log π of each token of each completion, and a number on padding."""
         rows = []
         for o in cls.COMPLETIONS:
             logits = [theta[cls.PREFIXES.index(o[:t])] for t in range(len(o))]
             known = [x.log_softmax(0)[token] for x, token in zip(logits, o, strict=True)]
-            rows.append(torch.stack(known + [torch.tensor(math.nan, dtype=F64)] * (3 - len(o))))
+            rows.append(torch.stack(known + [torch.tensor(padding, dtype=F64)] * (3 - len(o))))
         return torch.stack(rows)
 
     @classmethod

@@ -36,7 +36,7 @@ START = r"(\$ )?(srun )?(python|torchrun|pytest|pip|bash) \S|pytest$|for .*; do 
 # programs of others: only their files are looked at
 FOREIGN = {"bash", "cd", "cp", "done", "export", "for", "git", "head", "hf", "jupyter", "mkdir",
            "node", "npx", "pip", "scancel", "trap", "wait"}  # fmt: skip
-FOREIGN_OPTIONS = {"--local-dir", "--no-deps", "--solutions", "--inplace"}
+FOREIGN_OPTIONS = {"--local-dir", "--no-deps", "--solutions", "--function", "--inplace"}
 FOREIGN_MODULES = {"verl.trainer.main_ppo"}
 # words that stand for something of the reader's, and what stands for them here
 PLACEHOLDERS = {

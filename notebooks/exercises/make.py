@@ -4,11 +4,20 @@
     python notebooks/exercises/make.py                                          # writes mine/
     pytest tests/concepts/test_cppo.py -x --solutions notebooks/exercises/mine  # tests your cppo.py
     pytest tests/concepts --solutions notebooks/exercises/mine                  # tests all of them
+    pytest tests/concepts --solutions notebooks/exercises/mine --function prune # tests one function
+    pytest tests/concepts --solutions notebooks/exercises/mine -m ours          # the second part
 
-The signature, the docstring and the checks of the arguments stay. Your code replaces
+The signature, the docstring and a check of the arguments stay. Your code replaces
 `raise NotImplementedError(...)`. Your file replaces the project's file only in the tests of this
-file: test_cppo.py imports your cppo.py and the project's grpo.py. So a blank or wrong
-grpo.py fails its own tests, and no others. `-x` stops at the first failure.
+file: test_cppo.py imports your cppo.py and the project's grpo.py. `-x` stops at the first failure.
+
+As long as a function is blank, the project's stands in its place, and the tests that speak of no
+other function are skipped. With `--function` only this one is yours: the tests that speak of it
+are run, and all other functions are the project's.
+
+The tests ask for what the papers say. They ask for no order of the kept completions and for no
+choice among equal ones, for example. The second part asks for what this project promises beyond
+it: its order, empty completions, whole numbers, the statistics of a loss. It is optional.
 
 rewards.py is not an exercise: its private functions would give most answers away.
 """
@@ -16,7 +25,6 @@ rewards.py is not an exercise: its private functions would give most answers awa
 import argparse
 import ast
 import re
-from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,23 +36,27 @@ FILES = [Path("grpo.py"), Path("cppo.py"), Path("allocate.py"), *FAMILY, SEAMS]
 
 
 def exercises(source):
-    """The functions of a file that a student writes, as nodes of its syntax tree: the public ones,
-    without those that only refuse wrong arguments (check_…)."""
+    """The functions of a file that a student writes, as nodes of its syntax tree: the public
+    ones."""
     functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
-    return [node for node in functions if not node.name.startswith(("_", "check_"))]
+    return [node for node in functions if not node.name.startswith("_")]
 
 
-def is_check(statement):
-    """Whether a statement does nothing but refuse a wrong argument."""
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        return ast.unparse(statement.value.func).startswith("check_")
-    return (isinstance(statement, ast.If) and isinstance(statement.body[0], ast.Raise)
-            and not statement.orelse)
+def given(function):
+    """What a student is given of a body: the docstring, and an assert that follows it."""
+    return function.body[: 1 + isinstance(function.body[1], ast.Assert)]
+
+
+def blank_ones(source):
+    """The names of the functions that a student has not written yet: nothing but a docstring or an
+    assert stands before the NotImplementedError."""
+    return [function.name for function in exercises(source)
+            if ast.unparse(function.body[-1]).startswith("raise NotImplementedError")
+            and all(isinstance(line, ast.Expr | ast.Assert) for line in function.body[:-1])]
 
 
 def blank(source, tests):
-    """The source with one line in place of each exercise's body. The docstring stays, and so do
-    the checks with which the body begins.
+    """The source with one line in place of each exercise's body: what is `given` stays.
 
     tests: {name: text} of the test files. The line names the one that mentions the function most
     often.
@@ -55,8 +67,7 @@ def blank(source, tests):
         word = re.compile(rf"\b{function.name}\b")
         test = max(tests, key=lambda name: len(word.findall(tests[name])))
         sentence = f"write {function.name}; tests/concepts/{test} tests it"
-        given = [function.body[0], *takewhile(is_check, function.body[1:])]
-        lines[given[-1].end_lineno : function.end_lineno] = [
+        lines[given(function)[-1].end_lineno : function.end_lineno] = [
             f'    raise NotImplementedError("{sentence}")'
         ]
     return "\n".join(lines)

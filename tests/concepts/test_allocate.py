@@ -93,8 +93,14 @@ def test_the_same_tokens_take_less_time_if_they_are_balanced():
 
 
 def test_micro_batches_by_hand():
-    #  index:              0  1   2  3  4
-    assert micro_batches([3, 10, 3, 9, 5], 20) == [[1, 3], [4, 0, 2]]  # 2 × 10, then 3 × 5
+    lengths = [3, 10, 3, 9, 5]
+    batches = [[lengths[i] for i in batch] for batch in micro_batches(lengths, 20)]
+    assert batches == [[10, 9], [5, 3, 3]]  # 2 × 10, then 3 × 5
+
+
+@pytest.mark.ours
+def test_of_equal_lengths_the_first_comes_first():
+    assert micro_batches([3, 10, 3, 9, 5], 20) == [[1, 3], [4, 0, 2]]
 
 
 @pytest.mark.parametrize("seed", range(20))

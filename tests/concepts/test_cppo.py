@@ -1,5 +1,8 @@
 """What CPPO promises: of every question, it trains on the k completions with the largest |A|.
 
+I is a set, and the paper does not say which of two equal |A| is in it. So kept completions may
+come in any order, and a tie may go either way. What this project keeps then is tested as well.
+
 The order: how many are kept, which are kept, which rows of the batch these are, the loss against
 the paper's formula as a loop, known mistakes, the length under 1/|o|, the other forms of pruning,
 and bad input.
@@ -15,7 +18,7 @@ import torch
 from cppo import batch_rows, cppo_loss, keep_count, prune, prune_below, prune_pooled
 from family.dapo import token_mean_weights
 from grpo import group_advantages
-from tests.examples import F64, TinyPolicy, assert_loss, by_loop, mask_of, seeded
+from tests.examples import F64, TinyPolicy, assert_loss, by_loop, mask_of, ours, seeded
 
 # --- how many are kept: k = ⌊G (1 − P)⌋ -----------------------------------------------------------
 
@@ -45,7 +48,24 @@ def test_k_is_rounded_down_exactly_in_spite_of_floats():
 
 def test_the_largest_absolute_advantages_are_kept():
     """The choice of the paper: a very bad completion teaches as much as a very good one."""
-    assert prune(torch.tensor([[0.1, -2.0, 0.5, 1.0]]), 2).tolist() == [[1, 3]]
+    kept = prune(torch.tensor([[0.1, -2.0, 0.5, 1.0]]), 2)
+    assert kept.sort(dim=1).values.tolist() == [[1, 3]]
+
+
+def assert_the_largest(row, kept, k):
+    """k different completions, and those that are left out have no larger |A|."""
+    assert len(kept) == len({*kept}) == k
+    assert sorted(abs(row[i]) for i in kept) == sorted(map(abs, row))[len(row) - k :]
+
+
+@pytest.mark.parametrize("width, k", [(6, 2), (6, 6), (300, 150)])
+def test_no_completion_that_is_left_out_has_a_larger_advantage_in_size(width, k):
+    """Whole numbers as advantages, full of ties."""
+    advantages = torch.randint(-2, 3, (40, width), generator=seeded(k)).float()
+    kept = prune(advantages, k)
+    assert kept.dtype == torch.int64
+    for row, indices in zip(advantages.tolist(), kept.tolist(), strict=True):
+        assert_the_largest(row, indices, k)
 
 
 def kept_by_hand(row, k):
@@ -53,14 +73,12 @@ def kept_by_hand(row, k):
     return sorted(sorted(range(len(row)), key=lambda i: (-abs(row[i]), i))[:k])
 
 
+@pytest.mark.ours
 @pytest.mark.parametrize("width, k", [(6, 2), (6, 6), (300, 150)])
 def test_prune_equals_sorting_each_question_by_hand(width, k):
-    """Whole numbers as advantages, full of ties. In wide groups an unstable sort would mix them."""
+    """In wide groups an unstable sort would mix equal |A|."""
     advantages = torch.randint(-2, 3, (40, width), generator=seeded(k)).float()
-    kept = prune(advantages, k)
-    assert kept.dtype == torch.int64 and kept.shape == (40, k)
-    for row, indices in zip(advantages.tolist(), kept.tolist(), strict=True):
-        assert indices == kept_by_hand(row, k)
+    assert prune(advantages, k).tolist() == [kept_by_hand(row, k) for row in advantages.tolist()]
 
 
 # --- which rows of the batch these are ------------------------------------------------------------
@@ -68,24 +86,34 @@ def test_prune_equals_sorting_each_question_by_hand(width, k):
 
 def test_completion_i_of_question_q_is_row_q_times_g_plus_i():
     rows = batch_rows(torch.tensor([[0, 3], [1, 2], [0, 2]]), 4)
-    assert rows.tolist() == [0, 3, 5, 6, 8, 10] and rows.dtype == torch.int64
+    assert sorted(rows.tolist()) == [0, 3, 5, 6, 8, 10] and rows.dtype == torch.int64
+
+
+@pytest.mark.ours
+def test_the_rows_ascend():
+    rows = batch_rows(torch.tensor([[0, 3], [1, 2], [0, 2]]), 4)
+    assert rows.tolist() == [0, 3, 5, 6, 8, 10]
 
 
 # --- the loss -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("rewards", [
+    [[1.5, 0, 3, 2], [0, 0.2, 1, 0.1], [1, 1, 0, 4]],
+    *ours([[1.5, 0, 3, 2], [0, 0, 1, 0], [1, 1, 1, 1]]),  # equal |A|, and a question without signal
+], ids=["no tie", "ties"])  # fmt: skip
 @pytest.mark.parametrize("options", [
     {"beta": 0.0, "clip_low": 0.2}, {"beta": 0.0, "clip_low": 0.1, "clip_high": 0.3}, {"beta": 1.0}
 ])
-def test_the_loss_and_its_gradient_equal_the_papers_formula(options):
+def test_the_loss_and_its_gradient_equal_the_papers_formula(options, rewards):
     """−J of 2503.22342: for each question, 1/k over the k largest |A|, of advantages over all G.
 
     A known mistake is to take the mean and the std of the kept ones: then A is another number.
-    Only the kept rows reach the loss, as in a trainer. For the loop, the pruned ones weigh 0. The
-    third question has no signal, and some completions are empty.
+    Only the kept rows reach the loss, as in a trainer. For the loop, the pruned ones weigh 0. Some
+    completions are empty.
     """
     Q, G, T, k = 3, 4, 5, 2
-    rewards = torch.tensor([[1.5, 0, 3, 2], [0, 0, 1, 0], [1, 1, 1, 1]], dtype=F64)
+    rewards = torch.tensor(rewards, dtype=F64)
     lengths = torch.tensor([[3, 5, 0, 1], [2, 4, 5, 0], [1, 2, 3, 4]])
     logp, old_logp, ref_logp = torch.randn(3, Q * G, T, generator=seeded(6), dtype=F64) / 3 - 1
     logp.requires_grad_()
@@ -201,10 +229,18 @@ def test_the_threshold_form_keeps_advantages_at_or_above_the_threshold_in_size()
 
 
 @pytest.mark.parametrize("n_keep", [0, 7, 240])
-def test_pooled_pruning_equals_sorting_the_whole_batch_by_hand(n_keep):
+def test_pooled_pruning_keeps_the_largest_of_the_whole_batch(n_keep):
     advantages = torch.randint(-3, 4, (40, 6), generator=seeded(5)).float()
     kept = prune_pooled(advantages, n_keep)
     assert kept.dtype == torch.int64
+    assert_the_largest(advantages.flatten().tolist(), kept.tolist(), n_keep)
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize("n_keep", [0, 7, 240])
+def test_pooled_pruning_equals_sorting_the_whole_batch_by_hand(n_keep):
+    advantages = torch.randint(-3, 4, (40, 6), generator=seeded(5)).float()
+    kept = prune_pooled(advantages, n_keep)
     assert kept.tolist() == kept_by_hand(advantages.flatten().tolist(), n_keep)
 
 

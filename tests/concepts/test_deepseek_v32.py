@@ -5,6 +5,8 @@ The order: the KL's value and its gradient over all tokens and over all completi
 hand, the loss by hand, and the sampling mask over eight tokens.
 """
 
+import math
+
 import pytest
 import torch
 
@@ -25,6 +27,7 @@ from tests.examples import (
     kl_of,
     mask_of,
     numeric_gradient,
+    ours,
     seeded,
 )
 
@@ -64,13 +67,14 @@ def test_on_policy_the_value_of_k3_is_right_and_its_gradient_is_not():
     assert (gradient - KL_GRADIENT).norm() > 0.3 * KL_GRADIENT.norm()
 
 
-def test_the_gradient_of_the_loss_over_all_completions_is_that_of_the_kl_after_each_prefix():
+@pytest.mark.parametrize("padding", [-1.0, *ours(math.nan)])
+def test_the_gradient_of_the_loss_over_all_completions_is_that_of_the_kl_after_each_prefix(padding):
     """Σ_o π_old(o) ∇ loss = Σ_prefix π_old(prefix) ∇ KL(π_θ(·|prefix) ‖ π_ref(·|prefix))."""
     theta, old, ref = tables = [TinyPolicy.table(i) for i in (1, 2, 3)]
     theta.requires_grad_()
     P = TinyPolicy.probabilities(old)
-    logp, old_logp, ref_logp = map(TinyPolicy.logp, tables)
-    loss, stats = deepseek_v32_loss(
+    logp, old_logp, ref_logp = (TinyPolicy.logp(table, padding) for table in tables)
+    loss, _ = deepseek_v32_loss(
         logp, old_logp, torch.zeros(15, dtype=F64), TinyPolicy.MASK, ref_logp=ref_logp, beta=1.0,
         weights=P[:, None] * TinyPolicy.MASK)
 
@@ -79,10 +83,7 @@ def test_the_gradient_of_the_loss_over_all_completions_is_that_of_the_kl_after_e
             P[TinyPolicy.after(prefix)].sum() * kl_of(theta[row], ref[row])
             for row, prefix in enumerate(TinyPolicy.PREFIXES))
 
-    value = expected(theta.detach()).item()
-    assert loss.item() == pytest.approx(value, rel=1e-9)
-    total = (P[:, None] * TinyPolicy.MASK).sum()  # of the weights
-    assert (stats["kl"] * total).item() == pytest.approx(value, rel=1e-9)
+    assert loss.item() == pytest.approx(expected(theta.detach()).item(), rel=1e-9)
     torch.testing.assert_close(
         torch.autograd.grad(loss, theta)[0], numeric_gradient(expected, theta.detach()),
         rtol=1e-6, atol=1e-8)
@@ -107,37 +108,69 @@ def test_only_negative_completions_that_the_policy_has_left_are_masked():
 def test_a_sampler_that_computes_otherwise_counts(sampled, expected):
     """π_θ = π_old as the trainer computes them, but the sampler drew with other probabilities."""
     logp = torch.full((1, 3), -2.0)
-    loss, stats = deepseek_v32_loss(
+    loss, _ = deepseek_v32_loss(
         logp, logp, -torch.ones(1), torch.ones(1, 3), sampled_logp=sampled, beta=0.0)
     assert loss.item() == pytest.approx(expected)
-    assert stats["masked_fraction"].item() == pytest.approx(1 - expected)
 
 
 # --- the loss -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("junk", [None, *NOT_FINITE])
-@pytest.mark.parametrize("threshold", [0.05, 9.0])
-def test_the_loss_by_hand(threshold, junk):
-    """−Σ w (M min(ρA, clip(ρ)A) − β ρ k3), and its gradient, as Python floats."""
+JUNK = pytest.mark.parametrize("junk", [None, *NOT_FINITE])
+THRESHOLDS = pytest.mark.parametrize("threshold", [0.05, 9.0])
+
+
+def check_by_hand(threshold, junk):
+    """−Σ w (M min(ρA, clip(ρ)A) − β ρ k3), and its gradient, as Python floats. Returns (which
+    completions have M = 0, the statistics)."""
     gone = ~off_policy_mask(ADVANTAGES, LOGP, OLD, MASK, threshold=threshold).flatten()
     assert gone.any() == (threshold < 1)
 
     def loss(logp, old_logp, advantages, mask, **options):
         return deepseek_v32_loss(logp, old_logp, ADVANTAGES, mask, threshold=threshold, **options)
 
-    stats = check_loss(
+    return gone, check_loss(
         loss, {"ref_logp": REF, "beta": 0.3}, advantages=ADVANTAGES * ~gone, junk=junk,
         kl=lambda ratio, r: ratio * k3(ratio, r))
+
+
+@JUNK
+@THRESHOLDS
+def test_the_loss_by_hand(threshold, junk):
+    check_by_hand(threshold, junk)
+
+
+def test_without_a_kl_and_without_a_mask_it_is_grpos():
+    loss, _ = deepseek_v32_loss(LOGP, OLD, ADVANTAGES, MASK, beta=0.0, threshold=9.0)
+    torch.testing.assert_close(loss, grpo_loss(LOGP, OLD, ADVANTAGES, MASK, beta=0.0)[0])
+
+
+@pytest.mark.ours
+@JUNK
+@THRESHOLDS
+def test_the_share_of_the_tokens_that_are_masked_is_reported(threshold, junk):
+    gone, stats = check_by_hand(threshold, junk)
     share = PER_COMPLETION[gone].sum() / PER_COMPLETION.sum()
     assert stats["masked_fraction"].item() == pytest.approx(share.item())
 
 
-def test_without_a_kl_and_without_a_mask_it_is_grpos():
-    loss, stats = deepseek_v32_loss(LOGP, OLD, ADVANTAGES, MASK, beta=0.0, threshold=9.0)
-    grpos, others = grpo_loss(LOGP, OLD, ADVANTAGES, MASK, beta=0.0)
-    torch.testing.assert_close(loss, grpos)
+@pytest.mark.ours
+@pytest.mark.parametrize("moved, share", [(0.0, 0.0), (1.0, 1.0)])
+def test_the_share_is_that_of_the_samplers_probabilities(moved, share):
+    logp = torch.full((1, 3), -2.0)
+    _, stats = deepseek_v32_loss(
+        logp, logp, -torch.ones(1), torch.ones(1, 3), sampled_logp=logp + moved)
+    assert stats["masked_fraction"].item() == pytest.approx(share)
+
+
+@pytest.mark.ours
+def test_the_other_statistics_are_those_of_grpo_but_for_the_kl():
+    _, stats = deepseek_v32_loss(LOGP, OLD, ADVANTAGES, MASK, beta=0.0, threshold=9.0)
+    _, others = grpo_loss(LOGP, OLD, ADVANTAGES, MASK, beta=0.0)
     torch.testing.assert_close({name: stats[name] for name in others}, others)
+    loss, stats = deepseek_v32_loss(
+        LOGP, OLD, 0 * ADVANTAGES, MASK, ref_logp=REF, beta=1.0, weights=0.5 * PER_COMPLETION)
+    assert 0.5 * stats["kl"].item() == pytest.approx(loss.item(), rel=1e-9)
 
 
 # --- the sampling mask ----------------------------------------------------------------------------

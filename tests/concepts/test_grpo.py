@@ -1,9 +1,9 @@
 """What the loss of GRPO promises: loss = −Σ weights · (min(ρA, clip(ρ)A) − β k3).
 
-The order: the clipped surrogate, the weights, the loss against a loop over tokens, the exact
-expected gradient of a policy that is small enough to list, the first step, known mistakes, the
-statistics, and input at the edge. The advantages have a file of their own, and so have the
-log-probabilities with the KL estimators.
+The order: the ratio and the clipped surrogate, the weights, the loss against a loop over tokens,
+the exact expected gradient of a policy that is small enough to list, the first step, known
+mistakes, the statistics, and input at the edge. The advantages have a file of their own, and so
+have the log-probabilities with the KL estimators.
 """
 
 import math
@@ -15,6 +15,7 @@ from grpo import (
     clipped_surrogate,
     group_advantages,
     grpo_loss,
+    importance_ratio,
     sequence_mean_weights,
     surrogate_loss,
 )
@@ -25,6 +26,7 @@ from tests.examples import (
     MASK,
     NOT_FINITE,
     OLD,
+    ONE_EMPTY,
     PER_COMPLETION,
     RANDOM_WEIGHTS,
     REF,
@@ -36,7 +38,14 @@ from tests.examples import (
     seeded,
 )
 
-# --- the clipped surrogate: min(ρA, clip(ρ)A) -----------------------------------------------------
+# --- the ratio and the clipped surrogate: min(ρA, clip(ρ)A) ---------------------------------------
+
+
+def test_the_ratio_is_that_of_the_probabilities():
+    """0.6 / 0.4 and 0.1 / 0.4. The third token is padding."""
+    logp, old_logp = torch.tensor([[[0.6, 0.1, 0.9]], [[0.4, 0.4, 0.2]]], dtype=F64).log()
+    ratio = importance_ratio(logp, old_logp, mask_of([2], width=3))
+    assert ratio[0, :2].tolist() == pytest.approx([1.5, 0.25])
 
 
 @pytest.mark.parametrize("ratio, A, clip, value, slope", [
@@ -80,18 +89,26 @@ def test_an_advantage_may_be_that_of_a_completion_or_of_a_token(advantages):
 # --- the weights: 1 / (N |o_i|) -------------------------------------------------------------------
 
 
+def test_the_weights_are_a_mean_over_tokens_and_then_over_completions():
+    expected = torch.tensor([[1 / 6, 1 / 6, 0], [1 / 3, 0, 0], [1 / 9, 1 / 9, 1 / 9]])
+    torch.testing.assert_close(
+        sequence_mean_weights(mask_of([2, 1, 3])), expected, check_dtype=False)
+
+
+@pytest.mark.ours
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16])
-def test_the_weights_are_a_mean_over_tokens_and_then_over_completions(dtype):
-    """The empty row weighs nothing, and it still counts in N = 3."""
+def test_an_empty_row_weighs_nothing_and_still_counts_in_n(dtype):
+    """N is 3."""
     weights = sequence_mean_weights(mask_of([2, 1, 0], width=3).to(dtype))
     assert weights.dtype == torch.float32
     expected = torch.tensor([[1 / 6, 1 / 6, 0], [1 / 3, 0, 0], [0, 0, 0]])
     torch.testing.assert_close(weights, expected)
 
 
+@pytest.mark.ours
 def test_num_sequences_is_the_divisor_if_the_mask_is_only_a_part_of_the_batch():
-    parts = [sequence_mean_weights(part, num_sequences=6) for part in MASK.split([1, 5])]
-    assert torch.equal(torch.cat(parts), sequence_mean_weights(MASK))
+    parts = [sequence_mean_weights(part, num_sequences=6) for part in ONE_EMPTY.split([1, 5])]
+    assert torch.equal(torch.cat(parts), sequence_mean_weights(ONE_EMPTY))
 
 
 # --- the loss -------------------------------------------------------------------------------------
@@ -108,31 +125,45 @@ def test_the_loss_of_two_completions_by_hand():
     assert loss.item() == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize("options", [
+OPTIONS = pytest.mark.parametrize("options", [
     {"clip_low": 0.3}, {"clip_low": 0.2, "clip_high": 0.28}, {"clip_low": 0.3, "clip_high": 0.1},
     {"ref_logp": REF, "beta": 1.0}, {"ref_logp": REF, "beta": 0.0}, {"beta": 5.0},  # no KL term
     {"weights": RANDOM_WEIGHTS},
     *ours({"ref_logp": REF}),  # β is 0.04 and the clip 0.2 by default
     *ours({"ref_logp": torch.full((6, 5), -math.inf, dtype=F64), "beta": 0.0}),
 ])
+
+
+@OPTIONS
 def test_the_loss_and_its_gradient_equal_a_loop_over_tokens(options):
     """2402.03300 eq. 3, with the sign of a loss."""
-    stats = check_loss(grpo_loss, options, beta=0.04)
+    check_loss(grpo_loss, options, beta=0.04)
+
+
+@pytest.mark.ours
+@OPTIONS
+def test_one_completion_may_be_empty_and_the_kl_is_reported_even_if_beta_is_0(options):
+    if "weights" in options:
+        options = {"weights": RANDOM_WEIGHTS * ONE_EMPTY}
+    stats = check_loss(grpo_loss, options, mask=ONE_EMPTY, beta=0.04)
     assert stats["clip_fraction"] > 0.1  # the example does clip
-    assert (stats["kl"] > 0) == ("ref_logp" in options)  # if β is 0, the KL is still reported
+    assert (stats["kl"] > 0) == ("ref_logp" in options)
 
 
 def test_each_token_may_have_an_advantage_of_its_own():
     check_loss(grpo_loss, {}, advantages=ADVANTAGES.outer(A.repeat(2)[:5]))
 
 
-@pytest.mark.ours
-def test_the_loss_of_the_family_has_a_clip_of_02_and_no_kl_by_default():
-    def loss(logp, old_logp, advantages, mask, ref_logp):
+@pytest.mark.parametrize("options", [
+    {"clip_low": 0.1, "clip_high": 0.4}, {"clip_low": 0.2, "ref_logp": REF, "beta": 0.3},
+    *ours({"ref_logp": REF}),  # the clip is 0.2, and there is no KL by default
+])
+def test_the_loss_of_the_family_takes_any_ratio_and_any_weights(options):
+    def loss(logp, old_logp, advantages, mask, **options):
         ratio = (logp - old_logp).exp()
-        return surrogate_loss(ratio, advantages, logp, mask, PER_COMPLETION, ref_logp=ref_logp)
+        return surrogate_loss(ratio, advantages, logp, mask, PER_COMPLETION, **options)
 
-    check_loss(loss, {"ref_logp": REF})
+    check_loss(loss, options)
 
 
 # --- the exact gradient: a sum over all completions of a tiny policy ------------------------------
@@ -165,12 +196,10 @@ def test_at_the_first_step_the_loss_is_0_and_its_gradient_is_the_policy_gradient
     """
     rewards = torch.tensor([[1.0, 0.0, 0.0], [2.0, 1.5, 0.0]], dtype=F64)
     advantages, mask = group_advantages(rewards).flatten(), mask_of([4, 1, 2, 5, 3, 3])
-    loss, stats = grpo_loss(LOGP, LOGP.detach(), advantages, mask)
+    loss, _ = grpo_loss(LOGP, LOGP.detach(), advantages, mask)
     assert loss.item() == pytest.approx(0, abs=1e-7)
     expected = mask * (-advantages / (6 * mask.sum(1)))[:, None]
     torch.testing.assert_close(torch.autograd.grad(loss, LOGP)[0], expected, rtol=1e-6, atol=0)
-    assert stats["ratio_mean"].item() == pytest.approx(1)
-    assert stats["clip_fraction"] == 0 and stats["ratio_max"] == 1
 
 
 # --- known mistakes -------------------------------------------------------------------------------
@@ -201,13 +230,20 @@ def test_the_eos_is_trained_and_nothing_behind_it():
 def test_micro_batches_add_up_to_the_mean_and_not_to_a_mean_of_means():
     """A = +1, −1, −1 have the mean −1/3. Here the mean of the means of two parts would be 0."""
     mask, A = mask_of([10, 990, 990]), torch.tensor([1.0, -1.0, -1.0])
-    zero, weights = torch.zeros(mask.shape), sequence_mean_weights(mask, num_sequences=3)
+    zero, weights = torch.zeros(mask.shape), sequence_mean_weights(mask)
     parts = zip(*(x.split([1, 2]) for x in (zero, zero, A, mask, weights)))
     losses = [grpo_loss(*part, weights=weight)[0] for *part, weight in parts]
     assert sum(losses).item() == pytest.approx(1 / 3, abs=1e-5)
 
 
 # --- the statistics -------------------------------------------------------------------------------
+
+
+@pytest.mark.ours
+def test_at_the_first_step_every_ratio_is_1_and_none_is_clipped():
+    _, stats = grpo_loss(LOGP, LOGP.detach(), ADVANTAGES, MASK)
+    assert stats["ratio_mean"].item() == pytest.approx(1)
+    assert stats["clip_fraction"] == 0 and stats["ratio_max"] == 1
 
 
 @pytest.mark.ours

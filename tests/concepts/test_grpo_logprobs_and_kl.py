@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from grpo import kl_k1, kl_k2, kl_k3, token_entropies, token_logprobs
-from tests.examples import F64, TinyPolicy, kl_of, numeric_gradient, seeded
+from tests.examples import F64, TinyPolicy, kl_of, numeric_gradient, ours, seeded
 
 # --- log-probabilities ----------------------------------------------------------------------------
 
@@ -21,7 +21,7 @@ def test_a_logit_that_is_larger_by_log_3_means_three_quarters_of_the_probability
     assert token_logprobs(logits, tokens).item() == pytest.approx(math.log(0.75), abs=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, *ours(torch.bfloat16)])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_logprobs_equal_log_softmax_in_float32(dtype, temperature):
     """The softmax of bfloat16 logits is taken in float32. In bfloat16 its second digit is wrong."""

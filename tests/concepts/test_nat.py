@@ -75,6 +75,7 @@ def test_a_token_is_inside_as_often_as_its_chance_says(share):
         torch.testing.assert_close(chance, prefix_chances(mask, share=share).to(F64) * mask)
 
 
+@pytest.mark.ours
 def test_the_tokens_of_a_tool_are_not_counted():
     """A tool wrote the second and the third token: they never get a chance of their own."""
     mask = torch.tensor([[1, 0, 0, 1, 1, 0]])
@@ -154,6 +155,7 @@ def test_half_of_the_tokens_are_computed(share, expected):
 # --- rows at the edge -----------------------------------------------------------------------------
 
 
+@pytest.mark.ours
 def test_an_empty_row_keeps_nothing_and_gives_no_nan():
     mask = mask_of([0, 1], width=3)
     assert prefix_chances(mask).tolist() == [[1, 1, 1], [1, 1, 1]]

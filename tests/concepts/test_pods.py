@@ -1,7 +1,9 @@
 """What PODS promises: the m completions of a question whose rewards have the largest variance.
 
-The order: small examples, brute force over all subsets, right-or-wrong rewards, which of several
-equal choices is taken, and bad input.
+The paper does not say which of several equal choices is taken, nor in which order they stand.
+
+The order: small examples, brute force over all subsets, right-or-wrong rewards, and which of
+several equal choices this project takes.
 """
 
 from itertools import combinations, product
@@ -10,19 +12,30 @@ import pytest
 import torch
 
 from family.pods import max_variance_subset
-from tests.examples import seeded
+from tests.examples import ours, seeded
 
 # --- small examples -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rewards, expected", [
-    ([5.0, 1.0, 4.0, 9.0, 6.0, 0.0], [1, 3, 4, 5]),  # 0, 1 and 6, 9: both ends
-    ([0.0, 0.0, 0.0, 0.0, 9.0, 1.0], [0, 1, 4]),  # 0, 0 and 9: the ends need not be equal
-    ([3.3] * 7, [0, 1, 2]),  # all are equal
-    ([0.0, 2**-24, 1.0, 1.0], [0, 2, 3]),  # float32 cannot tell these variances apart
+    ([5.0, 1.0, 4.0, 9.0, 6.0, 0.0], [0, 1, 6, 9]),  # both ends
+    ([0.0, 0.0, 0.0, 0.0, 9.0, 1.0], [0, 0, 9]),  # the ends need not be equal
 ])
 def test_both_ends_are_kept_and_the_middle_is_not(rewards, expected):
     """Each question is treated alone: another one beside it changes nothing."""
+    other = torch.linspace(0, 1000, len(rewards))
+    kept = max_variance_subset(torch.stack([torch.tensor(rewards), other]), len(expected))[0]
+    assert sorted(rewards[i] for i in kept) == expected and len(kept.unique()) == len(kept)
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize("rewards, expected", [
+    ([5.0, 1.0, 4.0, 9.0, 6.0, 0.0], [1, 3, 4, 5]),  # the indices ascend
+    ([0.0, 0.0, 0.0, 0.0, 9.0, 1.0], [0, 1, 4]),
+    ([3.3] * 7, [0, 1, 2]),  # all are equal
+    ([0.0, 2**-24, 1.0, 1.0], [0, 2, 3]),  # float32 cannot tell these variances apart
+])
+def test_of_equal_rewards_the_low_end_takes_the_lower_indices(rewards, expected):
     other = torch.linspace(0, 1000, len(rewards))
     kept = max_variance_subset(torch.stack([torch.tensor(rewards), other]), len(expected))
     assert kept[0].tolist() == expected
@@ -36,13 +49,17 @@ def variance(values):
     return len(values) * sum(x * x for x in values) - sum(values) ** 2
 
 
+def most(group, m):
+    return max(variance(subset) for subset in combinations(group, m))
+
+
 def kept_by_hand(group, m):
     """The i highest and the m − i lowest, with the smallest i whose variance is the largest of all
     subsets."""
-    most = max(variance(subset) for subset in combinations(group, m))
     order = sorted(range(len(group)), key=lambda i: (group[i], i))
     ends = [order[: m - i] + order[len(group) - i :] for i in range(m + 1)]
-    return sorted(next(end for end in ends if variance([group[j] for j in end]) == most))
+    best = most(group, m)
+    return sorted(next(end for end in ends if variance([group[j] for j in end]) == best))
 
 
 @pytest.mark.parametrize("group_size", [1, 5, 6])
@@ -52,11 +69,21 @@ def test_no_subset_varies_more_for_all_rewards_of_0_1_2(group_size):
     for m in range(1, group_size + 1):
         kept = max_variance_subset(torch.tensor(groups, dtype=torch.float32), m)
         assert kept.dtype == torch.int64
+        for group, row in zip(groups, kept.tolist(), strict=True):
+            assert len({*row}) == m and variance([group[i] for i in row]) == most(group, m)
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize("group_size", [1, 5, 6])
+def test_of_several_i_the_smallest_is_taken(group_size):
+    groups = list(product(range(3), repeat=group_size))
+    for m in range(1, group_size + 1):
+        kept = max_variance_subset(torch.tensor(groups, dtype=torch.float32), m)
         assert kept.tolist() == [kept_by_hand(group, m) for group in groups]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shift", [0.0, 1e8, -0.3])
+@pytest.mark.parametrize("shift", [0.0, *ours(1e8), -0.3])
 def test_no_subset_varies_more_for_real_rewards(shift, dtype):
     shifts = shift * torch.arange(1, 11, dtype=dtype)[:, None]  # each question has its own
     rewards = torch.randn(10, 7, generator=seeded(0), dtype=dtype) + shifts
@@ -79,6 +106,7 @@ def test_half_of_the_kept_are_right_if_there_are_enough_of_each(right, kept_righ
     assert (kept >= 16 - right).sum() == kept_right
 
 
+@pytest.mark.ours
 def test_equal_rewards_keep_their_order_in_wide_groups_too():
     """The group is so wide that an unstable sort would mix equal rewards."""
     rewards = torch.randint(0, 2, (300,), generator=seeded(2)).float()

@@ -37,7 +37,7 @@ from grpo import (
     token_entropies,
     token_logprobs,
 )
-from tests.examples import F64, LOGP, MASK, OLD, REF, mask_of, seeded
+from tests.examples import ADVANTAGES, F64, LOGP, MASK, OLD, ONE_EMPTY, REF, mask_of, seeded
 
 LOSSES = {
     "grpo": grpo_loss, "dapo": dapo_loss, "cispo": cispo_loss, "sapo": sapo_loss,
@@ -119,6 +119,40 @@ def test_k3_is_finite():
 def test_the_unbiased_kl_is_finite_where_ratio_and_k3_are_both_large():
     big = torch.full((1, 1), 100.0)
     assert unbiased_kl(big, 0 * big, 2 * big).isfinite().all()
+
+
+# --- an empty completion ---
+
+
+@pytest.mark.ours
+@every_loss
+@pytest.mark.parametrize("reference", [{}, {"ref_logp": REF}])
+def test_an_empty_completion_adds_nothing_and_counts_in_n(name, reference):
+    """In a mean over tokens it does not count. The KL is reported, whatever β is."""
+    own = torch.tensor([0, 1, 3, 4, 5])
+    both, stats = [], []
+    for rows in (torch.arange(6), own):
+        part = {key: x[rows] for key, x in reference.items()}
+        loss, said = LOSSES[name](LOGP[rows], OLD[rows], ADVANTAGES[rows], ONE_EMPTY[rows], **part)
+        both.append((loss, torch.autograd.grad(loss, LOGP)[0]))
+        stats.append({key: x.item() for key, x in said.items()})
+    share = 1 if name in ("dapo", "cispo", "ppo") else 5 / 6
+    for whole, alone in zip(*both):
+        torch.testing.assert_close(whole, share * alone, rtol=1e-6, atol=1e-9)
+    assert stats[0] == pytest.approx(stats[1], rel=1e-6)
+    assert (stats[0]["kl"] > 0) == bool(reference)
+    assert (stats[0]["clip_fraction"] > 0.1) == (name not in ("sapo", "cispo"))
+
+
+@pytest.mark.ours
+@every_loss
+@pytest.mark.parametrize("junk", [50.0, math.inf, -math.inf, math.nan])
+def test_no_statistic_sees_the_padding(name, junk):
+    clean = LOGP, OLD, REF
+    dirty = (x.masked_fill(~MASK, y) for x, y in zip(clean, (junk, -junk, junk)))
+    stats = [LOSSES[name](logp, old_logp, ADVANTAGES, MASK, ref_logp=ref_logp)[1]
+             for logp, old_logp, ref_logp in (clean, dirty)]
+    torch.testing.assert_close(stats[1], stats[0])
 
 
 # --- entropies and log-probabilities ---

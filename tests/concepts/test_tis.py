@@ -12,28 +12,31 @@ import torch
 
 from family.tis import sequence_importance_weights, truncated_importance_weights
 from grpo import grpo_loss
-from tests.examples import F64, NOT_FINITE, TinyPolicy, mask_of, seeded
+from tests.examples import F64, NOT_FINITE, TinyPolicy, mask_of, ours, seeded
+
+PADDING = pytest.mark.parametrize("padding", [-1.0, *ours(math.nan)])
 
 # --- the definition -------------------------------------------------------------------------------
 
 # π_old and π_sampler of two completions: the ratios are 1.5, 0.25, 9; ⅓, 1
 OLD_P = torch.tensor([[0.6, 0.1, 0.9], [0.3, 0.5, 0.2]])
 SAMPLED_P = torch.tensor([[0.4, 0.4, 0.1], [0.9, 0.5, 0.05]])
+OWN = mask_of([3, 2])
 
 
 @pytest.mark.parametrize("options, expected", [
-    ({"cap": 2.0}, [[1.5, 0.25, 2.0], [1 / 3, 1.0, 1.0]]),
-    ({"cap": 5.0, "low": 0.5}, [[1.5, 0.0, 0.0], [0.0, 1.0, 1.0]]),
+    ({"cap": 2.0}, [1.5, 0.25, 2.0, 1 / 3, 1.0]),
+    ({"cap": 5.0, "low": 0.5}, [1.5, 0.0, 0.0, 0.0, 1.0]),
 ], ids=["TIS", "IcePop"])  # fmt: skip
 def test_icepop_leaves_out_what_truncation_only_bounds(options, expected):
     """A token that the sampler draws too rarely counts more. The weights have no gradient.
 
     verl 0.9.1 (compute_rollout_correction_weights in rollout_corr_helper.py, token level, with
-    the thresholds 2.0 and "0.5_5.0") gives the same, but 0 on padding. In TRL 1.16.0 it is the mode
-    token_mask, the ends are vllm_importance_sampling_clip_min and …_clip_max."""
+    the thresholds 2.0 and "0.5_5.0") gives the same. In TRL 1.16.0 it is the mode token_mask, the
+    ends are vllm_importance_sampling_clip_min and …_clip_max."""
     old = OLD_P.log().requires_grad_()
-    weights = truncated_importance_weights(old, SAMPLED_P.log(), mask_of([3, 2]), **options)
-    torch.testing.assert_close(weights, torch.tensor(expected))
+    weights = truncated_importance_weights(old, SAMPLED_P.log(), OWN, **options)
+    torch.testing.assert_close(weights[OWN], torch.tensor(expected))
     assert not weights.requires_grad
 
 
@@ -84,16 +87,19 @@ def test_the_expectation_is_that_of_the_old_policy_but_for_what_the_ends_take(op
 SAMPLER = TinyPolicy.table(1) + torch.randn(7, 3, generator=seeded(5), dtype=F64)
 
 
-def corrected(function, theta):
+def corrected(function, theta, padding=math.nan):
     """The gradient on average over the sampler's completions, with the weights of a function."""
     P, mask = TinyPolicy.probabilities(SAMPLER)[:, None], TinyPolicy.MASK
-    logp = TinyPolicy.logp(theta)
-    weights = function(logp, TinyPolicy.logp(SAMPLER), mask, cap=1e9) * P * mask
+    logp = TinyPolicy.logp(theta, padding)
+    weights = function(logp, TinyPolicy.logp(SAMPLER, padding), mask, cap=1e9) * P * mask
     loss, _ = grpo_loss(logp, logp.detach(), TinyPolicy.REWARDS, mask, beta=0.0, weights=weights)
     return torch.autograd.grad(-loss, theta)[0]
 
 
-def test_the_corrected_gradient_is_that_of_a_policy_that_takes_one_token_between_the_samplers():
+@PADDING
+def test_the_corrected_gradient_is_that_of_a_policy_that_takes_one_token_between_the_samplers(
+    padding
+):
     """The sampler draws the tokens before, π_old takes one, and the sampler goes on. The weights
     correct no more than this one token. So without a cap the gradient is that of
     Σ_prefix P_sampler(prefix) Σ_o π(o | prefix) E_sampler[R | prefix, o]."""
@@ -106,7 +112,7 @@ def test_the_corrected_gradient_is_that_of_a_policy_that_takes_one_token_between
             # P_sampler(prefix) E[R | prefix, o] = Σ P_sampler R / π_sampler(o | prefix)
             expected += pi[row, o] * (P * TinyPolicy.REWARDS)[begins].sum() / drawn[row, o]
     (gradient,) = torch.autograd.grad(expected, theta)
-    torch.testing.assert_close(corrected(truncated_importance_weights, theta), gradient)
+    torch.testing.assert_close(corrected(truncated_importance_weights, theta, padding), gradient)
 
 
 # --- at the level of the sequence -----------------------------------------------------------------
@@ -122,31 +128,38 @@ def test_a_completion_has_the_product_of_its_ratios_on_each_token(options, expec
     """The products are 1.5 · 0.25 · 9 = 27/8 and ⅓ · 1.
 
     verl 0.9.1 (compute_rollout_correction_weights, level "sequence") gives the last row with the
-    threshold "0.5_9.0", but 0 on padding. test_family_in_trl.py compares with
-    TRL's trainer."""
+    threshold "0.5_9.0". test_family_in_trl.py compares with TRL's trainer."""
     old = OLD_P.log().requires_grad_()
-    weights = sequence_importance_weights(old, SAMPLED_P.log(), mask_of([3, 2]), **options)
+    weights = sequence_importance_weights(old, SAMPLED_P.log(), OWN, **options)
     first, second = expected
-    torch.testing.assert_close(weights, torch.tensor([[first] * 3, [second] * 2 + [1.0]]))
+    torch.testing.assert_close(weights[OWN], torch.tensor([first] * 3 + [second] * 2))
     assert not weights.requires_grad
 
 
-def test_the_product_makes_the_whole_gradient_right():
+@PADDING
+def test_the_product_makes_the_whole_gradient_right(padding):
     """Without an end, E_sampler[w R ∇ log π] is ∇ E_π[R], which a factor of each token is not."""
     theta = TinyPolicy.table(1).requires_grad_()
     (expected,) = torch.autograd.grad(TinyPolicy.probabilities(theta) @ TinyPolicy.REWARDS, theta)
-    torch.testing.assert_close(corrected(sequence_importance_weights, theta), expected)
-    each_token = corrected(truncated_importance_weights, theta)
-    assert (each_token - expected).norm() > 0.1 * expected.norm()
+    found = corrected(sequence_importance_weights, theta, padding)
+    torch.testing.assert_close(found, expected)
 
 
+def test_a_factor_of_each_token_does_not():
+    theta = TinyPolicy.table(1).requires_grad_()
+    (whole,) = torch.autograd.grad(TinyPolicy.probabilities(theta) @ TinyPolicy.REWARDS, theta)
+    found = corrected(truncated_importance_weights, theta, padding=-1.0)
+    assert (found - whole).norm() > 0.1 * whole.norm()
+
+
+@PADDING
 @pytest.mark.parametrize("masked", [False, True])
-def test_what_the_cap_takes_is_what_lies_above_it(masked):
+def test_what_the_cap_takes_is_what_lies_above_it(masked, padding):
     """Over 15 completions: Σ P_sampler w f is Σ P_old f without the part above the cap."""
     tables, cap, f = (TinyPolicy.table(1), TinyPolicy.table(2)), 1.5, torch.arange(15.0)
     P_old, P_drawn = map(TinyPolicy.probabilities, tables)
-    w = sequence_importance_weights(
-        *map(TinyPolicy.logp, tables), TinyPolicy.MASK, cap=cap, masked=masked)[:, 0]
+    logps = [TinyPolicy.logp(table, padding) for table in tables]
+    w = sequence_importance_weights(*logps, TinyPolicy.MASK, cap=cap, masked=masked)[:, 0]
     above = P_old > cap * P_drawn
     assert 0 < above.sum() < 15
     kept = torch.where(above, 0.0 if masked else cap * P_drawn, P_old)
@@ -164,9 +177,11 @@ def test_a_nucleus_makes_the_product_shrink_with_the_length():
 # --- input at the edge ----------------------------------------------------------------------------
 
 
+@pytest.mark.ours
 @pytest.mark.parametrize("junk", [50.0, *NOT_FINITE])
 @pytest.mark.parametrize("function", [truncated_importance_weights, sequence_importance_weights])
 def test_the_weight_on_padding_is_1_whatever_stands_there(function, junk):
+    """In verl it is 0."""
     old, mask = torch.tensor([[-1.0, junk]]), mask_of([1], width=2)
     weights = function(old, torch.zeros(1, 2), mask, cap=2.0, low=0.1)
     torch.testing.assert_close(weights, torch.tensor([[-1.0, 0.0]]).exp())

@@ -100,6 +100,7 @@ def test_two_questions_have_grpos_coefficients_on_average(rewards, k):
     torch.testing.assert_close(expected, A.flatten() / 8, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.ours
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 @TWO_QUESTIONS
 def test_if_some_may_not_be_trained_on_the_coefficients_are_grpos_times_one_number(rewards, k):
@@ -117,8 +118,9 @@ def test_if_some_may_not_be_trained_on_the_coefficients_are_grpos_times_one_numb
 
 
 @pytest.mark.parametrize("allowed, expected", [
-    ([1, 1, 1, 1], [0.5, 1, 0.5, 1]), ([0, 1, 1, 1], [0, 1, 1, 1]),
-    ([0, 1, 0, 0], [2 / 3, 1, 2 / 3, 2 / 3]),
+    ([1, 1, 1, 1], [0.5, 1, 0.5, 1]),
+    pytest.param([0, 1, 1, 1], [0, 1, 1, 1], marks=pytest.mark.ours),
+    pytest.param([0, 1, 0, 0], [2 / 3, 1, 2 / 3, 2 / 3], marks=pytest.mark.ours),
 ])
 def test_places_that_are_left_are_shared_by_those_without_a_score_then_by_those_not_allowed(
     allowed, expected
