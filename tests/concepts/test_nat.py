@@ -51,10 +51,16 @@ def test_the_chances_of_four_tokens(share, chances):
 @pytest.mark.ours
 @pytest.mark.parametrize("share", ["0", "0.07", "0.1", "0.3", "0.55", "0.9", "1"])
 def test_the_shortest_prefix_is_exact_for_every_length(share):
-    """m = ⌈share · |o|⌉ in fractions. In floats 0.07 · 100 is 7.000000000000001."""
+    """m = ⌈share · |o|⌉ in fractions. In floats 0.07 · 100 is 7.000000000000001.
+
+    So many tokens have the chance 1.
+    """
     lengths = range(1, 1025)
-    cuts = random_prefixes(mask_of(lengths), torch.zeros(1024, 1), share=float(share)).sum(1)
-    assert cuts.tolist() == [max(1, math.ceil(Fraction(share) * n)) for n in lengths]
+    mask = mask_of(lengths)
+    cuts = random_prefixes(mask, torch.zeros(1024, 1), share=float(share)).sum(1)
+    certain = (prefix_chances(mask, share=float(share)) == 1) & mask
+    shortest = [max(1, math.ceil(Fraction(share) * n)) for n in lengths]
+    assert cuts.tolist() == certain.sum(1).tolist() == shortest
 
 
 @pytest.mark.ours
