@@ -69,16 +69,16 @@ def test_cppo_in_twelve_lines(text):
 
 
 # a line of the house: a file, its lines, its place in the order; "name: " if one function is meant
-STOPS = re.findall(r"^(\w+\.py) +(\d+) lines +(?:\d  )?(?:(\w+): )?", README, re.MULTILINE)
+STOPS = re.findall(r"^(\w+\.py) +~(\d+) lines +(?:\d  )?(?:(\w+): )?", README, re.MULTILINE)
 
 
 @pytest.mark.parametrize("file, lines, function", STOPS)
-def test_a_stop_has_as_many_lines_as_the_readme_says(file, lines, function):
+def test_a_stop_has_about_as_many_lines_as_the_readme_says(file, lines, function):
     text = (ROOT / file).read_text()
     if function:
         [node] = [node for node in ast.parse(text).body if getattr(node, "name", None) == function]
         text = ast.get_source_segment(text, node)
-    assert len(text.splitlines()) == int(lines) and len(STOPS) == 5
+    assert len(text.splitlines()) == pytest.approx(int(lines), rel=0.1) and len(STOPS) == 5
 
 
 def test_an_equation_has_its_function_and_its_test():
