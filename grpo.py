@@ -114,8 +114,9 @@ def kl_k3(logp, ref_logp):
 
 
 def importance_ratio(logp, old_logp, mask):
-    """ρ = π_θ / π_old of each token, and 1 on padding. logp, old_logp, mask: (N, T). (N, T)
+    """ρ = π_θ / π_old of each token, and 1 on padding. (2402.03300 eq. 3)
 
+    logp, old_logp, mask: (N, T). Returns (N, T).
     Only logp gets a gradient. It must not be float16, which holds no number above 65504.
     A log-ratio above 20 counts as 20, without a gradient. (verl has the bound 20, too.) So nothing
     overflows, also not where a clip multiplies the gradient by 0: 0 · ∞ would be NaN.
@@ -149,7 +150,7 @@ def clipped_surrogate(ratio, advantages, *, clip_low=0.2, clip_high=None):
 
 
 def sequence_mean_weights(mask, *, num_sequences=None):
-    """1 / (N |o_i|) on each token: the mean over a completion, then the mean over completions.
+    """1 / (N |o_i|) on each token: the mean over a completion, then over completions. (eq. 3)
 
     mask: (N, T). Returns (N, T) float32, 0 on padding. An empty row counts in N.
     num_sequences: N of the whole batch, if `mask` is only a part of it (a micro-batch, a device).

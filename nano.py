@@ -121,15 +121,15 @@ def sample(model, tokenizer, task, questions):
     system = {"role": "system", "content": task["system_prompt"]}
     chats = [[system, {"role": "user", "content": question["question"]}] for question in questions]
     tokenizer.padding_side = "left"
-    asked = tokenizer.apply_chat_template(
-        chats, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True)
+    prompts = tokenizer.apply_chat_template(
+        chats, add_generation_prompt=True, padding=True, return_tensors="pt").to(model.device)
     tokens = model.generate(
-        **asked.to(model.device), max_new_tokens=task["longest"], do_sample=True, temperature=1.0,
-        top_k=0, top_p=1.0, repetition_penalty=1.0, eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id)
-    is_eos = tokens[:, asked.input_ids.shape[1] :] == tokenizer.eos_token_id
+        input_ids=prompts.input_ids, attention_mask=prompts.attention_mask, do_sample=True,
+        temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0, max_new_tokens=task["longest"],
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id)
+    is_eos = tokens[:, prompts.input_ids.shape[1] :] == tokenizer.eos_token_id
     mask = is_eos.cumsum(1) - is_eos.long() == 0  # the first EOS counts
-    return tokens, torch.cat([asked.attention_mask, mask], dim=1), mask
+    return tokens, torch.cat([prompts.attention_mask, mask], dim=1), mask
 
 
 @autocast
