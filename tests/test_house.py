@@ -187,6 +187,7 @@ FUNCTIONS, IN_FILES = 76, 20
 NAMES = 36  # that train.py imports
 
 
+@pytest.mark.slow
 def test_a_reader_passes_few_functions_before_the_first_gradient(tmp_path):
     words = [sys.executable, "-c", TRACE, str(tmp_path / "run")]
     run = subprocess.run(words, cwd=ROOT, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},

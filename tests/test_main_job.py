@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-HALF = ["--steps", "16", "--eval_questions", "64"]
+SHORT = ["--steps", "8", "--eval_questions", "32"]
 
 
-@pytest.mark.parametrize("words, accuracy", [
-    (HALF, 0.6), pytest.param([], 0.85, marks=pytest.mark.slow)], ids=["half", "whole"])
-def test_torchrun_train_py_teaches_the_toy_to_think(words, accuracy, tmp_path):
+@pytest.mark.parametrize("words, accuracy, longer", [
+    (SHORT, 0.6, 1.3), pytest.param([], 0.85, 2.0, marks=pytest.mark.slow)], ids=["short", "whole"])
+def test_torchrun_train_py_teaches_the_toy_to_think(words, accuracy, longer, tmp_path):
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", ROOT / "train.py", *words,
     ]
@@ -24,14 +24,13 @@ def test_torchrun_train_py_teaches_the_toy_to_think(words, accuracy, tmp_path):
     summary = json.loads((run / "summary.json").read_text())
     before, after = summary["before"], summary["after"]
     assert before["sampled"]["accuracy"] <= 0.50 < accuracy <= after["sampled"]["accuracy"]
-    assert after["sampled"]["length"] >= 1.5 * before["sampled"]["length"]
+    assert after["sampled"]["length"] >= longer * before["sampled"]["length"]
     written = ("metrics.jsonl", "samples.jsonl", "curves.png", "run.json")
     assert all((run / name).stat().st_size > 0 for name in written)
     assert (tmp_path / summary["checkpoint"] / "model.safetensors").exists()
     if words:
         return
     assert after["greedy"]["accuracy"] >= 0.93
-    assert after["sampled"]["length"] >= 2 * before["sampled"]["length"]
     lines = [line.split() for line in done.stdout.splitlines()]
     [last] = [words for words in lines if words and words[0] == "17–32"]
     # the second example, because the base answers the first one right

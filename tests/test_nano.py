@@ -248,6 +248,7 @@ def shared_steps(folder, rank=0, ranks=1):
             for name, none in SHARED.items()}
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_update_of_one(small, tmp_path, monkeypatch):
     """Also if one of them has nothing to learn, and if none has. Otherwise they wait for ever."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # two ranks need two GPUs, or none
@@ -320,6 +321,7 @@ def test_gsm8k_is_read_from_the_hub(short, monkeypatch, loaded, small):
     assert rates == pytest.approx([1e-6, 0.5e-6])  # it falls in a line to 0
 
 
+@pytest.mark.slow
 def test_it_runs_in_a_folder_that_holds_nothing_else(small, tmp_path):
     """nano.py, a model and a file of questions. Nothing of this project is on the path."""
     shutil.copy(FILE, tmp_path)

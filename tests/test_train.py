@@ -319,9 +319,11 @@ def stop_after(step, monkeypatch):
 
 @pytest.mark.parametrize("options", [
     ["--mu", "1", "--minibatches", "1", "--temperature", "0.9", "--dtype", "float32"],
-    ["--algorithm", "ppo", "--group_size", "1", "--questions_per_step", "16"],
-    ["--algorithm", "gfpo_adaptive", "--group_size", "16", "--keep", "efficiency"],
-], ids=["reference", "ppo, one completion of a question", "gfpo_adaptive"])  # fmt: skip
+    pytest.param(["--algorithm", "ppo", "--group_size", "1", "--questions_per_step", "16"],
+                 marks=pytest.mark.slow),
+    pytest.param(["--algorithm", "gfpo_adaptive", "--group_size", "16", "--keep", "efficiency"],
+                 marks=pytest.mark.slow),
+], ids=["reference", "ppo, one completion of a question", "gfpo_adaptive"])
 def test_a_reference_a_critic_and_the_past_survive_a_resume(
     small, tmp_path, monkeypatch, options
 ):
@@ -344,6 +346,7 @@ def test_a_reference_a_critic_and_the_past_survive_a_resume(
         assert max(row["sampler_gap_max"] for row in rows) < 1e-3
 
 
+@pytest.mark.slow
 def test_stop_kl_ends_a_run_with_the_checkpoint_from_before(small, tmp_path, monkeypatch, capsys):
     """Without β; and after a resume, with the same limit and a larger one."""
     real, evaluated, real_build, models = train.examine, {}, state.build, []

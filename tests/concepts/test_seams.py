@@ -99,6 +99,7 @@ def test_what_the_metrics_of_the_first_step_must_be(loaded):
 
 
 @pytest.mark.ours
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", loops.BUGS)
 def test_each_mistake_can_be_seen(loop, loaded):
     """One line is wrong, the weights go elsewhere, and a metric tells it in at most two steps."""
