@@ -2,7 +2,7 @@
 
     python -m conformance MINE.py                 # see docs/conformance.md
     python -m conformance MINE.py --json out.json
-    python -m conformance conformance/adapters/tiny_grpo.py --path ../tiny-grpo
+    python -m conformance conformance/adapters/cppo_trl.py --path ../CPPO
 
 MINE.py maps names of ours to your own code, with our arguments and results: `kl_k3`, `grpo_loss`,
 `gae`, … What it does not define is left out. Two things are done with each function, while all
