@@ -81,6 +81,20 @@ def test_a_changed_section_is_listed_until_it_is_translated(pair, monkeypatch, o
     assert stale.stale(pair[1]) == listed
 
 
+def test_a_section_that_is_not_translated_is_linked_at_the_end(pair):
+    english, chinese = pair
+    english.write_text(f"{ENGLISH}\n## More\n\nText.\n", encoding="utf-8")
+    assert [*stale.stale(chinese)] == ["## More", "the headings"]
+    rest = f"{CHINESE}\n{stale.REST}\n\n[更多](../page.md#more)\n"
+    chinese.write_text(rest, encoding="utf-8")
+    stale.write_down(chinese)
+    assert stale.stale(chinese) == {}
+    change(english, "Text.", "Another text.")
+    assert stale.stale(chinese) == {}
+    change(english, "## More", "## Something else")
+    assert stale.stale(chinese) == {"the headings": ["others in English than in Chinese"]}
+
+
 def test_what_is_translated_is_written_down(pair, monkeypatch, capsys):
     english, chinese = pair
     monkeypatch.setattr(stale, "ROOT", english.parent)
