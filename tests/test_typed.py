@@ -297,7 +297,7 @@ def test_a_command_works(line, pytestconfig):
 
 def test_an_option_is_that_of_a_program():
     programs = ["train.py", "eval.py", "conformance/__main__.py"]
-    for pattern in ("ex*/**/*.py", "notebooks/exercises/*.py", "tools/*.py"):
+    for pattern in ("docs/*.py", "ex*/**/*.py", "notebooks/exercises/*.py", "tools/*.py"):
         programs += [path for path in Path().glob(pattern) if "\ndef main(" in path.read_text()]
     known = {*FOREIGN_OPTIONS}
     for parser in [get_args_parser(), *map(parser_of, map(str, programs))]:

@@ -1,10 +1,12 @@
 """The GPU path: placement, types, memory, and what the ranks tell each other. It runs on a GPU, or
-on a pretended one.
+on a simulated one.
 
-The pretended one is a tool beside the project, a CUDA backend whose memory is the host's; if
-neither is there, these tests are skipped. It proves that tensors stand on the right devices in the
-right types, that the memory is as planned, and that the ranks say the same things in the same
-order. It proves nothing about real kernels, speed, or NCCL itself.
+The environment variable CPPO_GPU_SIMULATOR names the simulator, which is not part of the project: a
+Python program that runs another one with a CUDA backend whose memory is the host's, and with as
+many GPUs as PRETEND_GPUS says. Without it and without a GPU these tests are skipped. It proves that
+tensors stand on the right devices in the right types, that the memory is as planned, and that the
+ranks say the same things in the same order. It proves nothing about real kernels, speed, or NCCL
+itself.
 
 pytest starts this very file on the device; its __main__ is what is done there.
 """
@@ -27,13 +29,13 @@ from tests.engine.test_ranks import sgd_update
 from tests.training import weights_of
 
 ROOT = Path(__file__).parents[2]
-TOOL = ROOT.parent / "shared/tools/pretend_gpu.py"
+SIMULATOR = os.environ.get("CPPO_GPU_SIMULATOR")
 GPUS = torch.cuda.device_count()
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        not GPUS and not TOOL.exists(),
-        reason="there is no GPU, and nothing beside the project that pretends one",
+        not GPUS and not SIMULATOR,
+        reason="needs a GPU, or CPPO_GPU_SIMULATOR: the path of a program that simulates one",
     ),
 ]
 
@@ -48,14 +50,14 @@ UPDATED = ("cppo", "gspo", "ppo")
 
 
 def on_gpu(*words, ranks=1, cwd=ROOT, timeout=400):
-    """Run a Python program on the GPU, or on the pretended one. Returns what it printed."""
-    pretend = [] if GPUS else [TOOL]
+    """Run a Python program on the GPU, or on the simulated one. Returns what it printed."""
+    simulator = [] if GPUS else [Path(SIMULATOR).resolve()]
     launch = f"-m torch.distributed.run --standalone --nproc-per-node {ranks}" if ranks > 1 else ""
     more = {
         "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PRETEND_GPUS": str(ranks),
         "PRETEND_QUIET": "1",
     }
-    command = [sys.executable, *map(str, [*launch.split(), *pretend, *words])]
+    command = [sys.executable, *map(str, [*launch.split(), *simulator, *words])]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=os.environ | more
     )
