@@ -149,7 +149,7 @@ def learn_policy(policy, batch, mask, algorithm, tally):
         logp, old_logp, batch.advantages, mask, ref_logp=batch.ref_logp, weights=weights, **wanted)
     loss.backward()
     batch = replace(batch, old_logp=old_logp, sampled_logp=sampled_logp, weights=weights)
-    measured = measure(batch, logp.detach(), entropy.detach(), stats)
+    measured = measure(batch, mask, logp.detach(), entropy.detach(), stats)
     tally.add(measured | {"loss": loss.detach()})
     return batch
 
@@ -162,10 +162,10 @@ def learn_critic(critic, batch, mask, tally):
     tally.add({"value_loss": loss.detach()})
 
 
-def measure(batch, logp, entropy, stats):
+def measure(batch, mask, logp, entropy, stats):
     """{name: a sum over the tokens, or a maximum} of a micro-batch.
 
-    logp, entropy: (N, T). stats: of the loss. A loss of your own may return more than ours.
+    mask, logp, entropy: (N, T). stats: of the loss. A loss of your own may return more than ours.
     """
     weights = batch.weights
     total = weights.sum()
@@ -174,7 +174,8 @@ def measure(batch, logp, entropy, stats):
         measured[name] = x if name in MAXIMA else x * total
     # kl_k3(p, q) estimates KL(p ‖ q) from samples of p. Here p is π_old, which sampled
     kl_old = kl_k3(batch.old_logp, logp)
-    gap = (batch.old_logp - batch.sampled_logp).abs()
+    # after a random prefix (NAT) only the sampler has a log-probability
+    gap = (batch.old_logp - batch.sampled_logp).abs().masked_fill(~mask, 0.0)
     measured["kl_old"] = (weights * kl_old).sum()
     measured["entropy_trained"] = (weights * entropy).sum()
     measured["sampler_gap"] = (weights * gap).sum()

@@ -113,6 +113,7 @@ def test_a_step_on_random_prefixes_computes_only_these(step_inputs, monkeypatch,
     metrics = run_step(step_inputs, [number_of_digits], shortest_prefix=share, **options).metrics
     assert metrics["kept"] == whole["kept"]
     assert metrics["tokens_generated"] == whole["tokens_generated"]
+    assert metrics["sampler_gap_max"] < 1e-3
     # the reference and the update
     assert {batch.mask.sum().item() for batch, _ in noted} == {metrics["tokens_trained"]}
     trained = metrics["tokens_trained"] / whole["tokens_trained"]

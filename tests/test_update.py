@@ -33,6 +33,7 @@ from update import (
     accumulate,
     compute_minibatch,
     cut_into_micro_batches,
+    gradient,
 )
 
 # what a token counts (N sequences of n tokens, M tokens in all, L the longest allowed), clip, β,
@@ -402,6 +403,26 @@ def test_a_token_that_the_sampler_did_not_report_is_not_corrected(six):
     (weights, stats), (expected, of_all) = result(math.nan), result(old_logp[:, 0])
     assert torch.equal(weights, expected) and stats == of_all
     assert stats["skipped"] == [False] and 0 < stats["sampler_gap"] < 0.2
+
+
+@pytest.mark.parametrize("sharded, tries", [(False, 3), (True, 1)])
+def test_where_even_the_smallest_micro_batch_is_too_large_the_run_ends(
+    six, monkeypatch, sharded, tries
+):
+    """1000, 500, 256 tokens. With shards no device may repeat alone."""
+    made = []
+
+    def full(networks, minibatch, algorithm, limits):
+        made.append(limits.micro_batch_tokens)
+        assert len(made) < 9
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(update_module, "accumulate", full)
+    model, batch = six
+    networks = Networks(Policy(model, sharded=sharded), None, optimizer=sgd(model, 0.0))
+    with pytest.raises(torch.OutOfMemoryError):
+        gradient(networks, batch, resolve("grpo"), Limits(micro_batch_tokens=1000))
+    assert made == [1000, 500, 256][:tries]
 
 
 # --- a loss of one's own ---

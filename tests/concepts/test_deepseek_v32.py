@@ -96,7 +96,7 @@ def test_only_negative_completions_that_the_policy_has_left_are_masked():
     """log π_old/π_θ per token: 1, 1, 0.4, −2. The third completion has 9 on padding."""
     sampled = torch.zeros(4, 2)
     logp = -torch.tensor([[1.5, 0.5], [1.5, 0.5], [0.4, 9.0], [-2.0, -2.0]])
-    A, mask = torch.tensor([-1.0, 1.0, -1.0, -1.0]), mask_of([2, 2, 1, 2])
+    A, mask = torch.tensor([-1.0, 0.5, -1.0, -1.0]), mask_of([2, 2, 1, 2])
     for threshold, first in ((0.5, False), (1.0, True)):  # at the threshold it stays
         found = off_policy_mask(A, logp, sampled, mask, threshold=threshold)
         assert found.flatten().tolist() == [first, True, True, True]

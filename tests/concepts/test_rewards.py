@@ -164,6 +164,18 @@ def test_the_tolerance_is_a_share_of_the_gold_number(given, same):
     assert same_number(str(given), "100", tolerance=0.25) == same
 
 
+WORDS = (
+    "0 zero 1 one 2 two 3 three 4 four 5 five 6 six 7 seven 8 eight 9 nine 10 ten 11 eleven"
+    " 12 twelve 13 thirteen 14 fourteen 15 fifteen 16 sixteen 17 seventeen 18 eighteen 19 nineteen"
+    " 20 twenty 30 thirty 40 forty 50 fifty 60 sixty 70 seventy 80 eighty 90 ninety").split()
+
+
+def test_a_number_may_be_said_twice_in_digits_and_in_a_word():
+    for digits, word in zip(WORDS[::2], WORDS[1::2]):
+        assert to_number(f"{digits} ({word})") == int(digits)
+        assert to_number(f"{int(digits) + 1} ({word})") is None
+
+
 def test_numbers_are_compared_exactly():
     assert to_number("0.1") == to_number("$0.10") != to_number("0.1000000000000000000001")
     assert to_number("9007199254740993") != to_number("9007199254740992")  # equal as floats

@@ -12,12 +12,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 from transformers import PreTrainedModel
 
-from engine.base import files
+from engine.base import files, ranks
 from engine.base.errors import UserError
 from engine.model import folders
 from engine.model.logprobs import Policy
 from engine.run import checkpoint, logs
 from engine.run.state import State
+from tests.engine.runs import written
 from tests.training import networks_around
 
 
@@ -79,6 +80,7 @@ def test_the_newest_checkpoints_are_kept_and_only_a_name_with_a_number_is_one(ne
     found = {path.name for path in tmp_path.iterdir()}
     assert found == others | {"checkpoint-999999", "checkpoint-1000000"}
     assert checkpoint.newest(tmp_path).name == "checkpoint-1000000"
+    assert "To go on from checkpoint-1000000: " in checkpoint.how_to_resume(tmp_path)
 
 
 @pytest.mark.parametrize("harm", [
@@ -103,6 +105,16 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(networks, 
     harm(tmp_path / "checkpoint-000003")
     with pytest.raises(UserError, match="damaged"):
         checkpoint.resume(tmp_path)
+
+
+def test_a_damaged_checkpoint_is_renamed_by_the_first_rank_alone(tmp_path, monkeypatch):
+    good, damaged = tmp_path / "checkpoint-000003", tmp_path / "checkpoint-000006"
+    damaged.mkdir()
+    files.write(written(good / "state.json", []), '{"best": {"step": 3}}')
+    monkeypatch.setattr(ranks, "rank", lambda: 1)
+    monkeypatch.setattr(ranks, "from_first", lambda own: (good, []))
+    assert checkpoint.resume(tmp_path)[0] == str(good)
+    assert {*tmp_path.iterdir()} == {good, damaged}  # nor does it make the link to the best one
 
 
 def test_a_checkpoint_before_the_first_update_leaves_the_optimizer_alone(untrained, tmp_path):
@@ -142,7 +154,8 @@ def test_a_checkpoint_holds_no_pickle_and_that_of_a_stranger_runs_no_code(networ
     """torch's own format would be a pickle: .metadata."""
     checkpoint.save(tmp_path, networks, after(1))
     folder = tmp_path / "checkpoint-000001/networks"
-    assert {path.suffix for path in folder.iterdir()} == {".safetensors"}
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"shard-00001-model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
     Touch.made = tmp_path / "made"
     (folder / ".metadata").write_bytes(pickle.dumps(Touch()))
     checkpoint.restore(folder.parent, networks)

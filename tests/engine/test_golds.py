@@ -8,7 +8,7 @@ from engine.data.questions import Questions
 from engine.scoring.golds import notes_on_golds, winnable
 from engine.scoring.score import REWARDS, Reward
 from experiments.library.toy_model import make_tokenizer
-from tests.engine.runs import run, sums, written
+from tests.engine.runs import go_on, run, sums, written
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -80,7 +80,10 @@ def test_a_run_and_its_preview_say_so(small, tmp_path, capsys, option):
     rows = [*sums(4), *({"question": f"{i}+2=?", "answer": "none of 1, 2"} for i in range(4))]
     data = written(tmp_path / "x.jsonl", rows)
     run(small, tmp_path / "run", f"--dataset {data} --max_new_tokens 4 --steps 1 --group_size 4 "
-        f"--questions_per_step 8 --allocation false {option}")
+        f"--questions_per_step 4 --allocation false {option}")
     printed = "".join(capsys.readouterr())
-    assert "4 of the 8 gold answers that were judged cannot be won" in printed
+    assert "1 of the 4 gold answers that were judged cannot be won" in printed
     assert ("read: " in printed) == bool(option)
+    if not option:  # the second step asks the other questions
+        go_on(tmp_path / "run", "--steps 2")
+        assert "3 of the 4 gold answers that were judged" in "".join(capsys.readouterr())

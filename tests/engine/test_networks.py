@@ -12,6 +12,7 @@ from torch.testing import assert_close
 import train
 from algorithms import resolve
 from engine.base.errors import UserError
+from engine.data.questions import load_questions
 from engine.model import loading
 from engine.model.folders import base_of
 from engine.model.logprobs import Policy
@@ -26,7 +27,7 @@ from tests.engine import runs
 from tests.engine.runs import sums, written
 from tests.examples import seeded
 from tests.test_docs import FENCED, ROOT
-from tests.training import CPU, completions, one_step, updated, weights_of
+from tests.training import CPU, completions, stepper, updated, weights_of
 from update import Limits
 
 
@@ -202,8 +203,7 @@ def test_building_and_resuming_never_hold_more_than_training(tmp_path, start):
         assert pool.apply(bytes_per_parameter, (str(tmp_path), start)) == pytest.approx(8, rel=0.05)
 
 
-@pytest.mark.slow
-def test_the_copy_rests_during_the_update(small, tmp_path, monkeypatch):
+def test_the_copy_rests_during_the_update(loaded, monkeypatch):
     """From the end of scoring to the refresh it holds no byte; then it samples from the new
     weights. A policy never rests."""
     def memory(model):
@@ -216,9 +216,11 @@ def test_the_copy_rests_during_the_update(small, tmp_path, monkeypatch):
     seen = []
     real = train.update
     monkeypatch.setattr(train, "update", watched)
-    metrics = one_step(small, tmp_path, "--dtype", "bfloat16", "--rewards", "soft_format_reward")
+    questions, _ = load_questions("toy", loaded[1], limit=1)
+    lengths = lambda completions, **columns: [float(len(text)) for text in completions]
+    made = stepper(*loaded, questions, [lengths], group_size=8, dtype=torch.bfloat16)()
     [(networks, held)] = seen
-    assert held == 0 and metrics["loss"] is not None
+    assert held == 0 and made.metrics["loss"] is not None
     for p, q in zip(networks.sampler.model.parameters(), networks.model.parameters()):
         assert torch.equal(p, q.bfloat16())
     before = memory(networks.model)

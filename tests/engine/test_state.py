@@ -24,6 +24,12 @@ def test_progress_is_of_the_steps_or_of_the_questions_whichever_ends_first(a_run
     assert a_run.progress == expected
 
 
+@pytest.mark.parametrize("steps, count", [(None, 36), (2, 32)])  # all that are left, one step's
+def test_the_numbers_ahead_are_those_that_the_next_steps_take(a_run, steps, count):
+    a_run.config.run.steps = steps
+    assert a_run.numbers_ahead() == a_run.next_numbers(count)
+
+
 def test_failed_updates_count_in_a_row(a_run):
     metrics = {"seconds/total": 0.0, "loss": None, "skipped_updates": 0, "kl": None}
     for skipped in ([True, True, False, True], [True], []):
