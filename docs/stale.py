@@ -1,7 +1,7 @@
 """Where is a Chinese page behind its English one? No test asks; this program lists it.
 
     python docs/stale.py                                    list the sections of all pages
-    python docs/stale.py --translated docs/zh/claims.md     after translating: write it down
+    python docs/stale.py --translated docs/zh/family.md     after translating: write it down
 
 The last line of a Chinese page, a comment, holds a fingerprint of each English section as it was
 translated. So a section whose English text is another now is listed. All but the prose is compared,
