@@ -109,8 +109,7 @@ def keep_by_score(rollout, score, k):
     """The k completions of each question with the largest score (Q, G). If scores are equal, the
     lower index is kept."""
     score = score.masked_fill(~rollout.trainable, -torch.inf)
-    order = score.argsort(dim=1, descending=True, stable=True)
-    return batch_rows(order[:, :k].sort(dim=1).values, score.shape[1])
+    return batch_rows(retain(score, k, largest=True), score.shape[1])
 
 
 def keep_pooled(rollout, advantages, k):

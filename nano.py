@@ -98,9 +98,9 @@ def read(file=None):
     else:
         from datasets import load_dataset
         rows = load_dataset("openai/gsm8k", "main", split="train")
-    assert len(rows), f"{file} is empty"
-    return [{"question": row["question"], "answer": str(row["answer"]).split("####")[-1].strip()}
-            for row in rows]
+    assert rows and not {None, ""} & {x["answer"] for x in rows}, f"{file} or an answer is empty"
+    return [{"question": str(row["question"]),
+             "answer": str(row["answer"]).split("####")[-1].strip()} for row in rows]
 
 
 def load(source):
@@ -116,8 +116,8 @@ def load(source):
 
 @autocast
 def sample(model, tokenizer, task, questions):
-    """A completion of each of N questions at temperature 1. Returns tokens and mask of the prompts,
-    padded on the left, and completions, (N, L + T); and the mask of the completions, (N, T)."""
+    """Sample a completion for each of N questions. Returns the tokens, (N, L + T): the prompts,
+    padded on the left, then the completions; the mask of both; the mask of the completions."""
     system = {"role": "system", "content": task["system_prompt"]}
     chats = [[system, {"role": "user", "content": question["question"]}] for question in questions]
     tokenizer.padding_side = "left"

@@ -23,7 +23,7 @@ def retain(metric, k, *, largest=False):
     (for example `token_efficiency`).
     Example: lengths of 30, 10, 20 and 40 with k = 2 give the indices 1 and 2.
     """
-    assert metric.dim() == 2 and 1 <= k <= metric.shape[1], "(Q, G), and k in 1 … G"
+    assert metric.dim() == 2 and 1 <= k <= metric.shape[1], "metric: (Q, G), k in 1 … G"
     return metric.argsort(dim=1, descending=largest, stable=True)[:, :k].sort(dim=1).values
 
 

@@ -21,7 +21,7 @@ def max_variance_subset(rewards, m):
     Among equal rewards, the low end takes the lower indices and the high end the higher ones.
     Example: rewards of 5, 1, 4, 9, 6 and 0 with m = 4 give the indices 1, 3, 4 and 5.
     """
-    assert rewards.dim() == 2 and 1 <= m <= rewards.shape[1], "(Q, G), and m in 1 … G"
+    assert rewards.dim() == 2 and 1 <= m <= rewards.shape[1], "rewards: (Q, G), m in 1 … G"
     group_size = rewards.shape[1]
     order = rewards.argsort(dim=1, stable=True)
     # This shift does not change a variance. It keeps the sums below small. Sums of whole numbers

@@ -50,7 +50,8 @@ def truncated_importance_weights(old_logp, sampled_logp, mask, *, cap, low=None)
     w does not correct these. The cap bounds the variance. It biases the tokens whose ratio is above
     the cap. The loss keeps its ratio π_θ / π_old, because the policy is updated after the sampling.
     """
-    assert old_logp.shape == sampled_logp.shape == mask.shape, "(N, T) each"
+    assert old_logp.shape == sampled_logp.shape == mask.shape, (
+        "old_logp, sampled_logp, mask: (N, T) each")
     ratio = (old_logp - sampled_logp).nan_to_num(nan=0.0).exp()
     # w = π_old / π_sampler, at most C; IcePop: 0 outside a … C
     weights = ratio.clamp(max=cap)
@@ -70,7 +71,8 @@ def sequence_importance_weights(old_logp, sampled_logp, mask, *, cap, low=0.0, m
     If no product reaches an end, w corrects the whole completion:
     Σ_o π_sampler(o) w(o) f(o) = Σ_o π_old(o) f(o).
     """
-    assert old_logp.shape == sampled_logp.shape == mask.shape, "(N, T) each"
+    assert old_logp.shape == sampled_logp.shape == mask.shape, (
+        "old_logp, sampled_logp, mask: (N, T) each")
     mask = mask.bool()
     log_ratio = (old_logp - sampled_logp).nan_to_num(nan=0.0).masked_fill(~mask, 0.0)
     # w = Π_t π_old / π_sampler

@@ -36,7 +36,8 @@ def keep_probabilities(scores, k, *, allowed=None):
     Example: scores of 3, 1, 1 and 1 with k = 2 give 1, ⅓, ⅓ and ⅓; 5, 0, 0 and 0 give the same.
     """
     allowed = (torch.ones_like(scores) if allowed is None else allowed).bool()
-    assert scores.shape == allowed.shape and 1 <= k <= scores.shape[1], "(Q, G), and k in 1 … G"
+    assert scores.shape == allowed.shape and 1 <= k <= scores.shape[1], (
+        "scores and allowed must be (Q, G), and k in 1 … G")
     scores = 1.0 * scores  # whole numbers become floats
     positive = allowed & (scores > 0)
     scores = scores.masked_fill(~positive, 0.0)

@@ -353,7 +353,10 @@ def lines(text):
     (lambda folder: [], "tasks/toy_base cannot be used"),
     (lambda folder: ["nobody/nothing"], "nobody/nothing cannot be used"),
     (lambda folder: ["model", "no.jsonl"], "model no.jsonl cannot be used (FileNotFoundError"),
-    (lines("\n"), "mine.jsonl is empty"), (lines('{"question": "?"}'), "KeyError('answer')"),
+    (lines("\n"), "mine.jsonl or an answer is empty"),
+    (lines('{"question": "?"}'), "KeyError('answer')"),
+    (lines('{"question": "?", "answer": null}'), "mine.jsonl or an answer is empty"),
+    (lines('{"question": "?", "answer": ""}'), "mine.jsonl or an answer is empty"),
     (lines("?"), "JSONDecodeError"), (no_template, "chat_template is not set"),
 ])
 def test_what_cannot_be_used_is_told_in_a_sentence(words, said, small, tmp_path, monkeypatch):
