@@ -57,8 +57,7 @@ def prune(advantages, k, *, allowed=None):
 
         advantages  −1.5  0.3  0.2  1.0          k = 2 keeps [0, 3]
     """
-    assert advantages.dim() == 2 and 1 <= k <= advantages.shape[1], (
-        "advantages must be (Q, G), and k in 1 … G")
+    assert advantages.dim() == 2 and 1 <= k <= advantages.shape[1], "A: (Q, G), and k in 1 … G"
     size = advantages.abs()
     if allowed is not None:
         size[~allowed.bool().reshape(size.shape)] = -torch.inf
