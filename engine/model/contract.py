@@ -1,6 +1,6 @@
 """The contract of a sampler, and the records that go through it.
 
-The project's sampler (sampling.py) keeps the contract, and so does vLLM's (vllm.py). One of
+The project's sampler (sampler.py) keeps the contract, and so does vLLM's (vllm.py). One of
 your own is a class in a file: --sampler FILE.py:CLASS takes it.
 
     Class.check(options)

@@ -208,7 +208,7 @@ def reward_for_steps(function):
     ):
         text = f"<think>{steps}</think>\n" * bool(steps) + f"<answer>{answer}</answer>"
         inputs[what], rewards[text] = [[text], ["17"]], reward
-    check(function, inputs, lambda texts, golds: [rewards[text] for text in texts])
+    check(function, inputs, lambda texts, answers: [rewards[text] for text in texts])
 
 
 # --- 5_family.ipynb ---

@@ -17,7 +17,7 @@ from engine.model.contract import Sampling
 from engine.model.vllm import VLLM
 from experiments.library.toy_model import make_tokenizer
 from tests.engine.runs import ROOT
-from tests.engine.test_sampling import assert_each_ends_at_its_first_stop
+from tests.engine.test_sampler import assert_each_ends_at_its_first_stop
 from tests.training import completion_logprobs
 
 pytestmark = pytest.mark.slow
