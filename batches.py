@@ -8,10 +8,8 @@ from dataclasses import replace
 
 import torch
 
-from allocate import forward_cost, micro_batches, micro_batches_by_prompt
 from engine.base import ranks
-from engine.model.logprobs import computed_lengths
-from engine.model.pace import PACES
+from engine.model.cutting import rows_of_micro_batches
 from records import Batch, Cut
 
 
@@ -95,32 +93,6 @@ def cut_into_micro_batches(batch, max_tokens, policy):
         micro_batch = batch.rows(rows) if len(rows) else without_tokens(batch)
         micro_batch.reads_prompts_once = reads_prompts_once
         pairs.append((rows.to(batch.tokens.device, non_blocking=True), micro_batch))
-    return pairs
-
-
-def rows_of_micro_batches(batch, max_tokens, policy):
-    """[(rows, whether a forward pass computes each different prompt only once)] of each
-    micro-batch. rows: on the CPU; a micro-batch that only fills up a device has none."""
-    lengths = computed_lengths(batch.mask).tolist()
-    second_pass = PACES[batch.tokens.device.type].second_pass
-    if policy.shares_prompts:
-        cut = micro_batches_by_prompt(batch.prompts, lengths, max_tokens, second_pass)
-    else:
-        whole = [len(prompt) + n for prompt, n in zip(batch.prompts, lengths)]
-        cut = micro_batches(whole, max_tokens)
-    count = max(1, len(cut))
-    if policy.sharded:
-        # devices gather weights together, so each needs as many micro-batches as the others
-        most = ranks.all_reduce(batch.tokens.device, maxima={"count": count})
-        count = int(most["count"])
-    cut += [[]] * (count - len(cut))
-    pairs = []
-    for rows in cut:
-        if rows and not policy.sharded:
-            _, once = forward_cost(batch.prompts, lengths, rows, second_pass)
-        else:
-            once = policy.sharded  # and as many passes as the others in each
-        pairs.append((torch.tensor(rows, dtype=torch.long), once and policy.shares_prompts))
     return pairs
 
 

@@ -29,9 +29,9 @@ from dataclasses import dataclass
 
 import torch
 
-from allocate import two_pass_cost
 from engine.base import ranks
 from engine.base.errors import UserError
+from engine.model.cutting import two_pass_cost
 from engine.model.folders import prompt_room
 from engine.model.pace import PACES
 from engine.model.precision import TINY, choose_dtype

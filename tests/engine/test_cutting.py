@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from allocate import best_cuts, forward_cost, micro_batches_by_prompt, two_pass_cost
+from engine.model.cutting import best_cuts, forward_cost, micro_batches_by_prompt, two_pass_cost
 from engine.model.pace import PACES
 
 
