@@ -14,9 +14,9 @@ import torch
 from algorithms import ALGORITHMS, KEEP, advantages_over_kept, resolve
 from engine.base import ranks
 from engine.base.errors import UserError
-from engine.run.own import own_rule
 from engine.model.logprobs import Policy
 from engine.run.config import config_of
+from engine.run.own import own_rule
 from experiments.library.rules import half_of_each_sign
 from family.gdpo import decoupled_advantages
 from family.gfpo import retained_advantages

@@ -44,14 +44,14 @@ LOSS = (torch.zeros((), requires_grad=True), {})
         (PLAIN[:, :1], r"tensor \(Q, G\) .* of shape \(2, 1\)"), (PLAIN.long(), "finite floats"),
         (PLAIN * math.nan, "nan"), ([[0.0]], r"returned \[\[0.0\]\]")]),
     ("loss", LOSS, [
-        (LOSS[0], r"of shape \(\)"), ((torch.ones(3), {}), "a scalar"),
+        (LOSS[0], r"of shape \(\)"), ((torch.ones(3, requires_grad=True), {}), "a scalar"),
         ((torch.ones(()), {}), "has a gradient"), ((*LOSS, 1), "and a dict"),
         ((LOSS[0], 1), "dict")]),
 ])  # fmt: skip
 def test_what_is_right_passes_and_each_mistake_is_one_sentence(name, right, wrong):
     assert of_algorithm(name, right) is right
-    failures = [(fails, r"failed: RuntimeError.*\(test_own.py, line \d+\)"), (sys.exit, "SystemExit")]
-    for returned, said in wrong + failures:
+    fail = [(fails, r"failed: RuntimeError.*\(test_own.py, line \d+\)"), (sys.exit, "SystemExit")]
+    for returned, said in wrong + fail:
         with pytest.raises(UserError, match=rf"the {name} test_own.py:\S*mine .*{said}") as error:
             of_algorithm(name, returned)
         assert "\n" not in str(error.value)
@@ -70,7 +70,7 @@ def test_a_run_checks_what_is_the_users_and_nothing_of_ours(monkeypatch):
 
 
 RIGHT = Completions(
-    torch.full((N, T), 21), torch.ones(N).long(), torch.zeros(N).bool(), torch.zeros(N, T),
+    21 * torch.eye(N, T).long(), torch.ones(N).long(), torch.zeros(N).bool(), torch.zeros(N, T),
     torch.ones(N, T).bool())
 
 
@@ -82,10 +82,10 @@ def of_sampler(returned, questions=Q):
 
 
 @pytest.mark.parametrize("parts", [
-    {"tokens": torch.ones(N, T + 1).long()}, {"tokens": torch.ones(N, T)}, {"lengths": [1]},
-    {"logp": torch.zeros(N)}, {"mask": torch.ones(N, T)}, {"tokens": torch.ones(Q, T).long()},
-    {"truncated": None}, {"tokens": RIGHT.tokens + torch.eye(N, T).long()},
-    {"tokens": -torch.eye(N, T).long()},
+    {"tokens": torch.ones(N, T)}, {"tokens": torch.ones(Q, T).long()}, {"lengths": [1]},
+    {"truncated": [1]}, {"logp": torch.zeros(N)}, {"mask": torch.ones(N, T)},
+    {"mask": torch.ones(N, 1).bool()}, {"tokens": RIGHT.tokens + 1}, {"tokens": RIGHT.tokens - 1},
+    {"tokens": torch.ones(N, 4).long(), "logp": torch.zeros(N, 4), "mask": torch.ones(N, 4).bool()},
 ], ids=str)  # fmt: skip
 def test_completions_of_another_shape_or_kind_and_unknown_tokens_are_refused(parts):
     assert of_sampler(RIGHT) is RIGHT
