@@ -37,6 +37,8 @@ from functools import partial
 
 import torch
 
+from engine.base.errors import call_own
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -95,6 +97,30 @@ class Completions:
                 text = before_stop(decode(written + row[end : end + 1]), self.stop, text)
             texts.append(thoughts[i // group_size] + text)
         return texts
+
+
+def check_sampler(sampler, name, vocabulary):
+    """Let what a sampler of the user's own returns be checked. vocabulary: how many tokens the
+    model has. At any other token a GPU would stop with an error that does not tell the cause.
+
+    To look at the tokens, the host waits for the GPU. It would do so next anyway, to read the
+    completions.
+    """
+
+    def fits(drawn, prompts, group_size, sampling, *others):
+        tokens, N = drawn.tokens, len(prompts) * group_size
+        T = tokens.shape[1]
+        kinds = [tokens.dtype, drawn.mask.dtype, len(drawn.lengths), len(drawn.truncated)]
+        shapes = [x.shape for x in (tokens, drawn.logp, drawn.mask)]
+        return (kinds == [torch.int64, torch.bool, N, N] and shapes == [(N, T)] * 3
+                and T <= max(1, sampling.max_new_tokens)
+                and ((tokens >= 0) & (tokens < vocabulary)).all())
+
+    sampler.sample = partial(
+        call_own, sampler.sample, name,
+        "Completions: tokens (int64), logp and mask (bool), each (N, T) for N = prompts × "
+        "group_size and T ≤ max_new_tokens, and lengths and truncated, each (N,). Each token, "
+        f"padding too, must be one of the model's, 0 to {vocabulary - 1}", fits)
 
 
 def before_stop(whole, stop, text):
