@@ -19,6 +19,7 @@ from engine.model.logprobs import Policy
 from engine.model.networks import add_adapter, build, load_policy
 from engine.model.precision import frozen_copy
 from engine.model.sampler import Sampler
+from engine.model.shards import whole_weights
 from engine.run.config import config_of
 from experiments.library import toy_model
 from experiments.library.bench import qwen
@@ -191,7 +192,7 @@ def bytes_per_parameter(folder, start):
 )
 @pytest.mark.parametrize("start", [None, "large"])
 def test_building_and_resuming_never_hold_more_than_training(tmp_path, start):
-    """4 bytes a parameter for the policy, 2 for the reference, 2 for the sampler. A float32 copy on
+    """4 bytes a parameter for the masters, 2 for the policy, 2 for the reference. A float32 copy on
     the way would make it 10."""
     for name, hidden in (("small", 32), ("large", 768)):
         model = qwen(
@@ -203,29 +204,21 @@ def test_building_and_resuming_never_hold_more_than_training(tmp_path, start):
         assert pool.apply(bytes_per_parameter, (str(tmp_path), start)) == pytest.approx(8, rel=0.05)
 
 
-def test_the_copy_rests_during_the_update(loaded, monkeypatch):
-    """From the end of scoring to the refresh it holds no byte; then it samples from the new
-    weights. A policy never rests."""
+def test_a_copy_to_sample_from_rests_until_it_is_refreshed(loaded):
+    """With `--shard full` the sampler has a copy. A policy never rests."""
     def memory(model):
         return sum(p.untyped_storage().nbytes() for p in model.parameters())
 
-    def watched(networks, *words):
-        seen.append((networks, memory(networks.sampler.model)))
-        return real(networks, *words)
-
-    seen = []
-    real = train.update
-    monkeypatch.setattr(train, "update", watched)
-    questions, _ = load_questions("toy", loaded[1], limit=1)
-    lengths = lambda completions, **columns: [float(len(text)) for text in completions]
-    made = stepper(*loaded, questions, [lengths], group_size=8, dtype=torch.bfloat16)()
-    [(networks, held)] = seen
-    assert held == 0 and made.metrics["loss"] is not None
-    for p, q in zip(networks.sampler.model.parameters(), networks.model.parameters()):
+    model, tokenizer = loaded
+    sampler = Sampler(frozen_copy(model, torch.bfloat16), tokenizer, copy=True)
+    sampler.free_memory()
+    assert memory(sampler.model) == 0
+    sampler.refresh(whole_weights(model, sampler.dtype))
+    for p, q in zip(sampler.model.parameters(), model.parameters()):
         assert torch.equal(p, q.bfloat16())
-    before = memory(networks.model)
-    Sampler(networks.model, networks.tokenizer).free_memory()
-    assert memory(networks.model) == before > 0
+    before = memory(model)
+    Sampler(model, tokenizer).free_memory()
+    assert memory(model) == before > 0
 
 
 @pytest.mark.slow
