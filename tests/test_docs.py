@@ -27,7 +27,8 @@ START = (ROOT / "docs/README.md").read_text()
 SLIDES = (ROOT / "docs/slides.md").read_text()
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
-CHINESE = [ROOT / "README.zh.md", *sorted((ROOT / "docs/zh").glob("*.md"))]
+OTHERS = [ROOT / ".github/CONTRIBUTING.md", *sorted(ROOT.glob("docs/zh/*.md"))]
+OTHERS += [*sorted(ROOT.glob("notebooks/*.md")), *sorted(ROOT.glob("notebooks/*.ipynb"))]
 
 
 # --- the README is read in a minute ---

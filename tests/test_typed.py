@@ -68,7 +68,7 @@ def text_of(path):
     return text
 
 
-PAGES = [ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "README.md", "README.zh.md")]
+PAGES = [ROOT / "README.md", ROOT / ".github/CONTRIBUTING.md"]
 PAGES += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("notebooks/**/*.md")]
 PAGES += [ROOT / f"experiments/results/{name}.md" for name in ("browser", "left_out")]
 FOLDERS = ["conformance", "docs", "engine", "examples", "experiments", "family",
@@ -337,7 +337,7 @@ def test_python_fits_the_functions():
 def test_the_texts_hold_what_a_reader_types():
     commands, code = ({name for name, found in COLLECTED.items() if found[i]} for i in range(2))
     assert len(COMMANDS) > 160
-    assert {"README.md", "docs/zh/teaching.md", "eval.py", "CONTRIBUTING.md",
+    assert {"README.md", "docs/zh/teaching.md", "eval.py", ".github/CONTRIBUTING.md",
             "recipes/math_7b_cppo.yaml", "examples/test_in.sh"} <= commands  # fmt: skip
     assert {"README.md", "docs/conformance.md", "cppo.py"} <= code
 
