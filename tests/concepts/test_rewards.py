@@ -38,7 +38,7 @@ def lines_of(file, key):
 
 
 CASES, ANSWERS = lines_of("verdicts.jsonl", "form"), lines_of("answers.jsonl", "what")
-DATA = os.environ.get("CPPO_DATA")  # a folder with data sets, see CONTRIBUTING.md
+DATA = os.environ.get("CPPO_DATA")  # a folder with data sets, see .github/CONTRIBUTING.md
 
 
 def r1(answer, thoughts="9+9=18"):
