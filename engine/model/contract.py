@@ -1,7 +1,8 @@
 """The contract of a sampler, and the records that go through it.
 
-The project's sampler (sampling.py) keeps the contract, and so does vLLM's (vllm.py). One of
-your own is a class in a file: --sampler FILE.py:CLASS takes it.
+The project's sampler (sampling.py) keeps the contract. One of your own is a class in a file:
+--sampler FILE.py:CLASS takes it. Two are written already: examples/my_sampler.py with transformers'
+`generate`, and examples/vllm_sampler.py with vLLM.
 
     Class.check(options)
         refuses options of a run that it cannot serve (UserError). options: all, as attributes.

@@ -70,7 +70,7 @@ def test_bad_input_is_refused_in_one_sentence_before_any_work(words, tmp_path, m
     ("--algorithm gprpo", r"unknown .*: did you mean grpo\?"),
     ("--keep largest_ab", r"unknown .*: did you mean largest_abs\?"),
     ("--eval_dataset maths", r"unknown .*: did you mean math\?"),
-    ("--sampler vlm", r"unknown .*: did you mean vllm\?"),
+    ("--sampler our", r"unknown .*: did you mean ours\?"),
     ("--shard None --rewards toy_accuracy,format_reward", "put spaces, not commas"),
     ("--shard full", "On one device: --shard none"),
     ("--rewards format_rewards:2", r"unknown .*: did you mean format_reward\?"),

@@ -197,18 +197,6 @@ def test_if_memory_is_short_fewer_questions_are_sampled_at_a_time():
         assert fewer.items["KV cache"] == (at_once * 16 * COMPLETION, 0)
 
 
-def test_another_sampler_has_its_share_which_must_hold_weights_and_a_completion():
-    least = 2 * W_MIDDLE + COMPLETION
-    enough, less = ((least + n) / GB / 0.3 for n in (1e6, -1e6))
-    p = planned("1.5B", sampler="vllm", plan=enough)
-    assert p.items["sampler"] == pytest.approx((least + 1e6, least + 1e6))
-    assert p.items["rollout copy"] == (0, 0) and "KV cache" not in p.items and p.sampler_starts
-    assert not planned("1.5B", sampler="vllm", plan=less).sampler_starts
-    # although the device holds the peak
-    small_share = planned("1.5B", sampler="vllm", vllm_share=0.03)
-    assert max(small_share.peaks) < USABLE * 80 * GB and not small_share.fits
-
-
 @pytest.mark.parametrize("in_hardware, size", [(True, 2), (False, 4)])
 def test_a_gpu_without_bfloat16_is_planned_in_float32(in_hardware, size, monkeypatch):
     gpu = SimpleNamespace(total_memory=5)

@@ -8,10 +8,11 @@ import pytest
 
 import eval as evaluation
 import train
+from engine.base.errors import UserError
 from engine.run.command_line import command, given
 from engine.run.config import Config, compared, config_of
-from engine.run.folder import options_for_eval
-from tests.engine.runs import run, sums, written
+from engine.run.folder import keep_options, options_for_eval
+from tests.engine.runs import ROOT, run, sums, written
 from tests.test_train import stop_after
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -96,3 +97,13 @@ def test_another_model_or_benchmark_takes_nothing_of_a_run(tmp_path):
         assert not {"judge", "sampler", "columns"} & found.keys()
     config = evaluation.check({"model": str(tmp_path), "benchmark": ["toy"]})
     assert config.max_new_tokens is None
+
+
+def test_a_run_that_sampled_with_another_sampler_is_evaluated_with_ours(tmp_path):
+    generate = f"{ROOT}/examples/my_sampler.py:Generate"
+    config, _ = config_of({"sampler": generate, "output_dir": str(tmp_path)})
+    keep_options(tmp_path, config)
+    assert options_for_eval(str(tmp_path))["sampler"] == generate
+    assert evaluation.check({"model": str(tmp_path)}).sampler == "ours"
+    with pytest.raises(UserError, match="leave it out"):
+        evaluation.check({"model": str(tmp_path), "sampler": generate})

@@ -159,12 +159,12 @@ def test_vllm_samples_from_the_saved_model_as_ours_does(monkeypatch):
     """vLLM is played by our sampler."""
     def engine(folder, tokenizer, dtype, sampling, *, stop_ids, longest, seed):
         assert (Path(folder) / "model.safetensors").exists() and stop_ids == []
-        assert longest == 9 + 6 and sampling.vllm_share == 0.5
+        assert longest == 9 + 6
         return lab.networks.sampler
 
     lab = gpu.Lab(gpu.Quick)
     monkeypatch.setattr(gpu, "find_spec", lambda name: name)
-    monkeypatch.setattr(gpu, "VLLM", engine)
+    monkeypatch.setattr(gpu, "Half", engine)
     [rows] = gpu.vllm(lab)
     assert [row[""] for row in rows] == [f"toy, {n} completions" for n in (16, 64, 128)]
     assert all(row["ms a token"] > 0 for row in rows)
