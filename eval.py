@@ -293,7 +293,7 @@ def evaluate_benchmark(benchmark, rows, config, source, model, tokenizer, folder
     [reward] = load_rewards([config.judge])
     sampler = Sampler(model, tokenizer)
     if config.sampler != "ours":
-        sampler = make_sampler(config.sampler, sampler, tokenizer, sampling)
+        sampler = make_sampler(config.sampler, model, sampler, tokenizer, sampling)
     summary = examine(
         sampler, tokenizer, questions, reward.function, sampling,
         samples=config.samples, batch_size=config.batch_size, seed=config.seed, label=benchmark,

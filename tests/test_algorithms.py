@@ -14,9 +14,9 @@ import torch
 from algorithms import ALGORITHMS, KEEP, advantages_over_kept, resolve
 from engine.base import ranks
 from engine.base.errors import UserError
-from engine.base.own import own_rule
 from engine.model.logprobs import Policy
 from engine.run.config import config_of
+from engine.run.own import own_rule
 from experiments.library.rules import half_of_each_sign
 from family.gdpo import decoupled_advantages
 from family.gfpo import retained_advantages
@@ -351,6 +351,13 @@ def test_completions_that_may_not_be_trained_on_take_no_place_of_another(rule):
     # fewer than k: those that there are
     few = replace(rollout, trainable=torch.tensor([[False] * 7 + [True]] * 2))
     assert algorithm.keep_completions(few, algorithm.advantages(few))[0].tolist() == [7, 15]
+
+
+def test_one_advantage_for_a_whole_group_is_refused():
+    """Of shape (Q, 1) it would say that each group has 1 completion."""
+    rollout = a_rollout(torch.zeros(2, 4))
+    with pytest.raises(AssertionError, match=r"\(Q, G\)"):
+        resolve("grpo", group_size=4).keep_completions(rollout, torch.zeros(2, 1))
 
 
 # --- rules that say how much each kept completion counts ---

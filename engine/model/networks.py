@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.base import own, ranks
+from engine.base import ranks
 from engine.base.errors import UserError
 from engine.base.files import known_or_own
 from engine.model import shards
-from engine.model.contract import stop_tokens
+from engine.model.contract import check_sampler, stop_tokens
 from engine.model.critic import Critic
 from engine.model.loading import adapters_in_float32, load_model
 from engine.model.logprobs import START, Policy, recompute_layers
@@ -33,10 +33,12 @@ def sampler_class(word):
     return kind
 
 
-def make_sampler(word, *arguments, **named):
-    """A sampler of the user's own. What it returns is checked."""
+def make_sampler(word, model, *arguments, **named):
+    """A sampler of the user's own. What it returns is checked. model: the policy's, which reads the
+    sampled tokens."""
     sampler = sampler_class(word)(*arguments, **named)
-    own.check_sampler(sampler, f"--sampler {word}")
+    vocabulary = model.get_input_embeddings().num_embeddings
+    check_sampler(sampler, f"--sampler {word}", vocabulary)
     return sampler
 
 
@@ -94,12 +96,13 @@ def build(config, algorithm, source, device, folder=None):
             source, folder, how, algorithm, compares, ours, devices.lora, seed)
     if not ours:
         networks.sampler = make_sampler(
-            sampling.sampler, folder or source, networks.tokenizer, networks.policy.dtype, sampling,
+            sampling.sampler, networks.model, folder or source, networks.tokenizer,
+            networks.policy.dtype, sampling,
             stop_ids=stop_tokens(networks.model, networks.tokenizer),
             longest=config.data.max_prompt_tokens + sampling.max_new_tokens, seed=seed)
     elif sampling.sampler != "ours":
         networks.sampler = make_sampler(
-            sampling.sampler, networks.sampler, networks.tokenizer, sampling)
+            sampling.sampler, networks.model, networks.sampler, networks.tokenizer, sampling)
     add_optimizer(networks, config.update, task_of(config.data.dataset).critic_lr)
     for network in networks.learners if devices.gradient_checkpointing else ():
         recompute_layers(network)

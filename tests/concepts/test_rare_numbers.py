@@ -244,7 +244,7 @@ def test_nothing_to_count_is_not_0_divided_by_0():
 @every_advantage
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_reward_that_is_not_finite_makes_its_group_nan(name, bad):
-    """A run refuses it at its door: engine/scoring/score.py, engine/base/own.py."""
+    """A run refuses it at its door: engine/scoring/score.py."""
     found = ADVANTAGES_OF[name](torch.tensor([[1.0, bad, 0.0, 0.0], [1, 0, 0, 0]]))
     assert found[0].isnan().any()
 
