@@ -25,7 +25,7 @@ from engine.model.contract import Sampling
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
 from engine.model.networks import make_sampler, uses_ours
-from engine.model.sampling import Sampler
+from engine.model.sampler import Sampler
 from engine.run.command_line import compose, given, given_twice, option, run_program
 from engine.run.folder import as_in_the_run
 from engine.scoring.score import Reward, load_rewards, reward_columns, score
@@ -41,7 +41,7 @@ def evaluate(
 ):  # fmt: skip
     """Sample and judge `samples` completions of every question. The processes share the batches.
 
-    sampler: an `engine.model.sampling.Sampler`, or the like. sampling: a Sampling; temperature 0
+    sampler: an `engine.model.sampler.Sampler`, or the like. sampling: a Sampling; temperature 0
     is greedy. is_right: a reward, of which `verdict` makes one. path: a file to which the
     records of each round of batches are added, as those of `part`. earlier: the records of
     `open_answers`, which are not made again.

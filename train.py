@@ -28,6 +28,7 @@ from dataclasses import replace
 
 import torch
 
+from batches import cut_into_minibatches
 from engine.base import progress, ranks
 from engine.base.progress import Clock
 from engine.data.questions import rows_of_run
@@ -45,7 +46,7 @@ from eval import examine, sample_batch
 from records import FIRST, Moment, Step
 from rollout import sample_and_score
 from tools.doctor import first_sentence, of_one_step
-from update import NO_UPDATE, Limits, compute_minibatch, cut_into_minibatches, update
+from update import NO_UPDATE, Limits, compute_minibatch, update
 
 
 def train_step(

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from algorithms import ALGORITHMS, KEEP, advantages_over_kept, resolve
+from batches import cut_into_micro_batches, cut_into_minibatches
 from engine.base import ranks
 from engine.base.errors import UserError
 from engine.model.logprobs import Policy
@@ -24,7 +25,6 @@ from family.lite_ppo import batch_std_advantages
 from grpo import group_advantages
 from records import join
 from tests.training import a_rollout
-from update import cut_into_micro_batches, cut_into_minibatches
 
 
 def seeded(*shape, seed=0):

@@ -13,7 +13,7 @@ from engine.base import files
 from engine.base.errors import UserError
 from engine.data.questions import load_questions
 from engine.model.contract import Sampling
-from engine.model.sampling import Sampler
+from engine.model.sampler import Sampler
 from tasks.table import SYSTEM_PROMPT
 from tests.engine.test_ranks import torchrun
 

@@ -17,7 +17,7 @@ from engine.base.errors import UserError
 from engine.model.contract import Completions, Sampling
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy, completion_mask
-from engine.model.sampling import Sampler
+from engine.model.sampler import Sampler
 from engine.run.metrics import calls
 from examples import my_tool
 from examples.my_tool import WithCalculator, answer_call, calculate

@@ -27,7 +27,7 @@ from engine.data import questions as questions_module
 from engine.model import shards
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
-from engine.model.sampling import Sampler
+from engine.model.sampler import Sampler
 from engine.run import begin, checkpoint, state
 from engine.run.metrics import first_group
 from engine.run.state import Run, run_progress

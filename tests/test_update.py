@@ -10,8 +10,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+import batches
 import update as update_module
 from algorithms import ALGORITHMS, resolve
+from batches import cut_into_micro_batches
 from engine.base import ranks
 from engine.model.critic import Critic
 from engine.model.logprobs import Policy, computed_lengths
@@ -28,13 +30,7 @@ from tests.training import (
     weights_of,
     with_reference,
 )
-from update import (
-    Limits,
-    accumulate,
-    compute_minibatch,
-    cut_into_micro_batches,
-    gradient,
-)
+from update import Limits, accumulate, compute_minibatch, gradient
 
 # what a token counts (N sequences of n tokens, M tokens in all, L the longest allowed), clip, β,
 # one ratio per sequence. The other rows have one of these losses
@@ -218,13 +214,13 @@ def test_devices_with_shards_make_equally_many_passes(six):
 def test_a_mini_batch_is_cut_once_until_the_limit_changes(six, monkeypatch):
     """Once for the reference, π_old and all μ passes, each of which computes as the cut says."""
     model, batch = six
-    own, cuts = update_module.rows_of_micro_batches, []
+    own, cuts = batches.rows_of_micro_batches, []
 
     def counted(batch, max_tokens, policy):
         cuts.append(max_tokens)
         return own(batch, max_tokens, policy)
 
-    monkeypatch.setattr(update_module, "rows_of_micro_batches", counted)
+    monkeypatch.setattr(batches, "rows_of_micro_batches", counted)
     policy, limits = Policy(model), Limits(micro_batch_tokens=30)
     with torch.no_grad():
         batch.ref_logp = compute_minibatch(policy.logprobs, batch, policy, limits)

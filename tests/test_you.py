@@ -16,7 +16,7 @@ from answers import extract_answer
 from cppo import prune
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
-from engine.model.sampling import Sampler
+from engine.model.sampler import Sampler
 from grpo import group_advantages
 from rewards import toy_accuracy
 from tests.examples import named

@@ -13,6 +13,7 @@ import torch
 
 import train
 from algorithms import resolve
+from batches import cut_into_minibatches
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy, completion_mask
 from engine.model.networks import Networks, add_optimizer, first_critic, frozen, our_sampler
@@ -20,7 +21,7 @@ from engine.model.pace import PACES
 from grpo import token_logprobs
 from records import FIRST, Batch, Rollout
 from tests.examples import named
-from update import Limits, cut_into_minibatches, update
+from update import Limits, update
 
 CPU = torch.device("cpu")
 LONGEST = 48  # tokens of a completion of the toy

@@ -17,7 +17,7 @@ from engine.model.loading import adapters_in_float32, load_model
 from engine.model.logprobs import START, Policy, recompute_layers
 from engine.model.precision import choose_dtype, frozen_copy, with_parameters
 from engine.model.prompts import shares_prompts
-from engine.model.sampling import Sampler
+from engine.model.sampler import Sampler
 from tasks.table import task_of
 
 # peft warns of a second set of adapters, which START is

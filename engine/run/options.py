@@ -109,7 +109,7 @@ class SamplingOptions(Sampling):
         None, "texts that end a completion, besides the end-of-sequence tokens, for a base model "
         "that writes on; rewards do not see them")
     sampler: str = option(
-        "ours", "ours is engine/model/sampling.py; or FILE.py:CLASS, one of your own "
+        "ours", "ours is engine/model/sampler.py; or FILE.py:CLASS, one of your own "
         "(examples/vllm_sampler.py:VLLM is vLLM)")
 
 

@@ -30,10 +30,10 @@ import torch
 
 from engine.base import ranks
 from engine.base.errors import UserError
+from engine.model.cutting import two_pass_cost
 from engine.model.folders import prompt_room
 from engine.model.pace import PACES
 from engine.model.precision import TINY, choose_dtype
-from engine.model.prompts import two_pass_cost
 from engine.run.config import algorithm_of
 from engine.run.shapes import skeleton, widths
 

@@ -8,12 +8,13 @@ import torch
 from torch.testing import assert_close
 
 from algorithms import resolve
+from batches import cut_into_micro_batches
 from engine.model.critic import Critic, estimate
 from engine.model.logprobs import Policy, completion_states
 from engine.model.networks import first_critic
 from family.ppo import gae, token_rewards, whiten
 from tests.training import CPU, completions, logprobs, updated, weights_of, with_reference
-from update import Limits, cut_into_micro_batches
+from update import Limits
 
 
 def randn(*shape, seed, dtype=torch.float32):

@@ -19,6 +19,7 @@ from transformers import (
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from batches import cut_into_micro_batches
 from engine.model import logprobs
 from engine.model.critic import Critic
 from engine.model.logprobs import Policy, completion_mask, recompute_layers
@@ -26,7 +27,6 @@ from engine.model.prompts import shares_prompts
 from records import Batch
 from tests.examples import seeded
 from tests.training import at_pace, completion_logprobs
-from update import cut_into_micro_batches
 
 SIZES = {
     "vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,

@@ -18,7 +18,7 @@ from engine.model.folders import base_of
 from engine.model.logprobs import Policy
 from engine.model.networks import add_adapter, build, load_policy
 from engine.model.precision import frozen_copy
-from engine.model.sampling import Sampler
+from engine.model.sampler import Sampler
 from engine.run.config import config_of
 from experiments.library import toy_model
 from experiments.library.bench import qwen

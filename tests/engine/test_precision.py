@@ -5,7 +5,7 @@ import torch
 
 import eval as evaluation
 from engine.data.questions import load_questions
-from engine.model import decoding, loading, precision
+from engine.model import loading, precision, writing
 from engine.model.loading import load_model
 from engine.model.networks import load_policy
 from engine.model.precision import choose_dtype
@@ -79,9 +79,9 @@ def test_a_step_in_bfloat16_samples_what_it_scores_and_moves_float32_masters(sma
 
 
 def test_evaluation_and_preview_compute_as_training_does(small, amx, monkeypatch, tmp_path):
-    seen, draw = [], decoding.sample_token
+    seen, draw = [], writing.sample_token
     monkeypatch.setattr(
-        decoding, "sample_token",
+        writing, "sample_token",
         lambda logits, *rest: seen.append(logits.dtype) or draw(logits, *rest),
     )
     brief = "--max_new_tokens 4"
