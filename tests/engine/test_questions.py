@@ -113,7 +113,6 @@ def test_the_completion_begins_with_what_a_prefilled_turn_has_begun():
     (TURNS.replace("m in messages", "m in messages if m.role != 'tool'"), {}, "turn of tool, '7'"),
     (TURNS, {"quiet": True}, "--chat_template_kwargs: the model's chat template knows no quiet"),
     ("{{ raise_exception('never') }}", {}, "TemplateError: never"),
-    ("{% if false %}{{ messages }}{% endif %}", {}, "no question"),  # an empty prompt
 ])  # fmt: skip
 def test_a_template_that_fails_or_leaves_something_out_is_refused(
     tokenizer, template, options, reason
@@ -122,6 +121,12 @@ def test_a_template_that_fails_or_leaves_something_out_is_refused(
     chat = [turn("user", "9"), turn("assistant", "8"), turn("user", "6"), turn("tool", "7")]
     with pytest.raises(UserError, match=reason):
         prompt_text(tokenizer, {"question": "6", "prompt": chat}, "", [], options)
+
+
+def test_a_template_that_writes_nothing_leaves_no_question(tokenizer, one):
+    tokenizer.chat_template = "{% if false %}{{ messages }}{% endif %}"
+    with pytest.raises(UserError, match="no question"):
+        load_questions(one, tokenizer)
 
 
 def test_without_a_chat_template_the_prompt_is_plain_text_and_a_note_says_so(tokenizer, one):
