@@ -1,5 +1,5 @@
-"""docs/you.html in Chromium: the visitor's clicks are the rewards of train_step, and a link makes the
-model that was taught again."""
+"""docs/you.html in Chromium: the visitor's clicks are the rewards of train_step, and a link makes
+the model again that was taught."""
 
 import json
 import random
