@@ -451,3 +451,8 @@ def test_a_file_that_cannot_be_imported_is_told_in_one_sentence(text, words, her
     monkeypatch.setattr(kit, "IMPORT_LIMIT", 3)
     code, output, written = here(text)
     assert code == 2 and words in output and words in written["error"]
+
+
+def test_a_file_that_does_not_exist_is_told_in_one_sentence(tmp_path, capfd):
+    assert kit.main([str(tmp_path / "other.py")]) == 2
+    assert "there is no Python file" in capfd.readouterr().err
