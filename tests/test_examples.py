@@ -1,6 +1,7 @@
 """examples/: a reward, a rule, an algorithm and a data set of one's own, each run as its first
 lines say."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,16 +9,17 @@ import pytest
 import torch
 
 import train
+from algorithms import ALGORITHMS, resolve
 from engine.base import files
 from engine.base.errors import UserError
 from engine.model.contract import Sampling
 from engine.model.sampling import Sampler
 from examples import my_sampler
 from examples.my_algorithm import by_length
-from examples.my_loss import dual_clip_loss
+from examples.my_loss import dual_clip_loss, with_entropy
 from examples.my_reward import brevity, shows_steps
 from examples.my_rule import group_length, per_token
-from tests.training import completion_logprobs, one_step
+from tests.training import completion_logprobs, completions, one_step, updated
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -58,6 +60,19 @@ def test_a_loss_of_ones_own_bounds_a_bad_token_that_has_become_likely():
     gradient = torch.autograd.grad(loss, logp)[0]
     torch.testing.assert_close(gradient, torch.tensor([[2.0, 4, 0], [-0.5, 0, 0]]).double())
     assert stats["clip_fraction"].item() == pytest.approx(1 / 6)
+
+
+def test_a_loss_of_ones_own_may_ask_for_the_entropy(loaded, monkeypatch):
+    model, tokenizer = loaded
+    still = torch.optim.SGD(model.parameters(), lr=0.0)
+    losses, entropies = [], []
+    for loss, wants in [(dual_clip_loss, ()), (with_entropy, ("entropy",))]:
+        row = replace(ALGORITHMS["dapo"], loss=loss, wants=wants)
+        monkeypatch.setitem(ALGORITHMS, "mine", row)
+        stats = updated(model, still, [completions(tokenizer)], resolve("mine"))
+        losses.append(stats["loss"])
+        entropies.append(stats["entropy_trained"])
+    assert losses[1] == pytest.approx(losses[0] - 0.001 * entropies[1], abs=1e-7)
 
 
 @pytest.mark.slow
