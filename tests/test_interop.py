@@ -142,8 +142,10 @@ def test_a_token_beyond_the_vocabulary_says_nothing():
     assert drawn.texts(tokenizer) == [tokenizer.decode([19]) + tokenizer.decode([20])]
 
 
-def test_a_model_without_an_end_of_sequence_is_refused(tmp_path, go):
-    model = llama(vocab_size=257, bos_token_id=None, eos_token_id=None)
-    source = write(tmp_path / "model", model, bytes_tokenizer(eos=None))
-    with pytest.raises(UserError, match="no end-of-sequence token"):
+@pytest.mark.parametrize("message, tokens, eos", [
+    ("no end-of-sequence token", 257, None), ("token 256", 100, "<eos>")])
+def test_a_model_that_does_not_fit_its_tokenizer_is_refused(message, tokens, eos, tmp_path, go):
+    model = llama(vocab_size=tokens, bos_token_id=None, eos_token_id=None)
+    source = write(tmp_path / "model", model, bytes_tokenizer(eos=eos))
+    with pytest.raises(UserError, match=message):
         go(source)
