@@ -124,10 +124,11 @@ def test_only_the_tokens_of_the_policy_are_trained_on_and_counted(base, question
     assert metrics["sampler_gap_max"] < 1e-3 < metrics["grad_norm"]
 
 
-def test_a_completion_may_be_too_long_with_the_tokens_of_a_tool():
+def test_the_tokens_of_a_tool_count_as_length_and_a_call_ends_where_the_policy_writes_on():
     """Of 6 tokens at most: 5 in all, and 3 because it was cut off within a result."""
     mask = torch.tensor([[1, 1, 0, 0, 1, 0], [1, 1, 1, 0, 0, 0]]).bool()
     rollout = a_rollout([[1.0, 1]], [[3, 3]], mask=mask, truncated=torch.tensor([[False, True]]))
+    assert calls(mask).tolist() == [1, 0]
     assert with_overlong_penalty(rollout, 6, 4).rewards[-1].tolist() == [[-0.75, -1]]
 
 
