@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 import signal
 import sys
@@ -9,7 +10,7 @@ import sys
 import pytest
 
 from engine.base import progress
-from engine.run import interrupt
+from engine.run import interrupt, logs
 from tests.engine.runs import go_on, metrics_of, run
 from tests.test_train import stop_after
 
@@ -68,6 +69,11 @@ def test_a_run_leaves_a_table_and_what_to_do_next(small, tmp_path, monkeypatch, 
     capsys.readouterr()
     go_on(tmp_path / "halves")
     assert table(capsys.readouterr().out) == [head, before, lines[-1]]
+
+
+def test_a_step_in_which_nothing_was_judged_has_a_line(capsys):
+    logs.show_line("4", {"accuracy": math.nan, "length": 34.8}, None)
+    assert capsys.readouterr().out == f"      4  nan {'':10}   34.8\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
