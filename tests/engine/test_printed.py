@@ -9,8 +9,8 @@ import pytest
 import eval as evaluation
 import train
 from engine.base.errors import UserError
-from engine.run.command_line import command, given
-from engine.run.config import Config, compared, config_of
+from engine.run.command_line import given
+from engine.run.config import Config, config_of
 from engine.run.folder import keep_options, options_for_eval
 from tests.engine.runs import ROOT, run, sums, written
 from tests.test_train import stop_after
@@ -60,28 +60,6 @@ def test_the_command_after_ctrl_c_is_whole(small, tmp_path, monkeypatch, capsys)
     said = capsys.readouterr().out
     [line] = re.findall("To go on from .*: python train.py (.+)$", said, re.MULTILINE)
     assert train.main(shlex.split(line)) == 0
-
-
-@pytest.mark.parametrize("options, algorithm, words", [
-    ({"pruning_rate": 0.5, "output_dir": "x"}, "grpo", "--algorithm=grpo --dataset=toy"),
-    ({"algorithm": "grpo", "beta": 0.0, "seed": 3}, "cppo", 
-     "--algorithm=cppo --dataset=toy --beta=0.0 --seed=3"),
-    ({"chat_template_kwargs": {"a": False}, "lora": 4}, "grpo",
-     """--algorithm=grpo --dataset=toy '--chat_template_kwargs={"a": false}' --lora=4"""),
-    ({"algorithm": "cppo", "shortest_prefix": 0.5}, "gspo", None),  # it does not take it
-])
-def test_the_command_of_another_algorithm(options, algorithm, words):
-    config, _ = config_of(options)
-    found = compared(config, algorithm)
-    assert found is None if words is None else sorted(shlex.split(found)[2:]) == sorted(
-        shlex.split(words))
-
-
-def test_a_job_of_several_processes_is_started_by_torchrun(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr("sys.argv", ["examples/my loss.py"])
-    assert command({"output_dir": "a b", "resume": True}) == (
-        "torchrun --nproc-per-node 2 'examples/my loss.py' '--output_dir=a b' --resume=True")
 
 
 def test_another_model_or_benchmark_takes_nothing_of_a_run(tmp_path):
