@@ -15,10 +15,7 @@ import torch
 from family.nat import prefix_chances, prefix_factors, random_prefixes
 from grpo import grpo_loss
 from tests.examples import (
-    ADVANTAGES,
     F64,
-    LOGP,
-    MASK,
     TinyPolicy,
     mask_of,
 )
@@ -91,17 +88,6 @@ def test_the_tokens_of_a_tool_are_not_counted():
 
 def gradient(loss, theta):
     return torch.autograd.grad(loss, theta, retain_graph=True)[0]
-
-
-def test_without_the_inverse_chances_the_late_tokens_lose_their_gradient():
-    """Else the test above would say nothing: a mean over the prefix alone is another gradient."""
-    mean, old = 0.0, LOGP[:1].detach()
-    for p, inside in every_cut(MASK[:1], 0.0):
-        loss, _ = grpo_loss(LOGP[:1], old, ADVANTAGES[:1], inside, beta=0.0)
-        mean += p * gradient(loss, LOGP)[0]
-    # of five tokens the first is in each cut, the last in one of five: 1/5 Σ_c 1/c and 1/5 · 1/5
-    torch.testing.assert_close(mean[0] / -ADVANTAGES[0], torch.tensor(137 / 300, dtype=F64))
-    torch.testing.assert_close(mean[4] / -ADVANTAGES[0], torch.tensor(1 / 25, dtype=F64))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])

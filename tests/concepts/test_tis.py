@@ -141,20 +141,6 @@ def test_a_factor_of_each_token_does_not():
     assert (found - whole).norm() > 0.1 * whole.norm()
 
 
-@PADDING
-@pytest.mark.parametrize("masked", [False, True])
-def test_what_the_cap_takes_is_what_lies_above_it(masked, padding):
-    """Over 15 completions: Σ P_sampler w f is Σ P_old f without the part above the cap."""
-    tables, cap, f = (TinyPolicy.table(1), TinyPolicy.table(2)), 1.5, torch.arange(15.0)
-    P_old, P_drawn = map(TinyPolicy.probabilities, tables)
-    logps = [TinyPolicy.logp(table, padding) for table in tables]
-    w = sequence_importance_weights(*logps, TinyPolicy.MASK, cap=cap, masked=masked)[:, 0]
-    above = P_old > cap * P_drawn
-    assert 0 < above.sum() < 15
-    kept = torch.where(above, 0.0 if masked else cap * P_drawn, P_old)
-    torch.testing.assert_close((P_drawn * w * f).sum(), (kept * f).sum())
-
-
 # --- input at the edge ----------------------------------------------------------------------------
 
 
