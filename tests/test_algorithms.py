@@ -119,6 +119,9 @@ def test_what_each_rule_keeps():
     rewards = [[1.0, -1.0, 1.0, -1.0], [3.0, 0.0, 0.0, 0.0]]
     assert kept(2) == [0, 1, 4, 5]
     assert kept(2, keep="pooled") == [0, 1, 2, 4]
+    # of equal ones the lower index
+    assert kept(2, keep="largest") == [0, 2, 4, 5]
+    assert kept(2, keep="smallest_abs") == [0, 1, 5, 6]
 
 
 def test_the_random_rule_takes_every_subset_about_equally_often():

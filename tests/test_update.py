@@ -232,6 +232,14 @@ def test_a_mini_batch_is_cut_once_until_the_limit_changes(six, monkeypatch):
     assert cuts == [30, 60]
 
 
+def test_an_empty_completion_counts_in_n(six):
+    """vLLM may return it."""
+    model, batch = six
+    batch.mask[2] = False
+    [minibatch] = minibatches_of(batch, resolve("grpo"))
+    assert minibatch.weights.sum(1).tolist() == pytest.approx([1 / 6, 1 / 6, 0, *[1 / 6] * 3])
+
+
 def test_the_logs_tell_the_distances_and_the_entropy_as_means_over_completions(six):
     """π_θ is e^−½ as likely as π_old at each token, and the sampler e^¼ times as likely."""
     model, batch = six
