@@ -54,7 +54,6 @@ MAIN = ("GRPO", "P=0.875")  # of Table 1
 LEARNED = 0.55  # accuracy of a toy that has learned something; the base: 0.39 greedy, 0.43 sampled
 LABELS = {
     "greedy": "accuracy, greedy", "sampled": "accuracy, sampled", "seconds": "seconds of training",
-    "reached": "seconds to an accuracy of 0.5",
     "length": "tokens of a completion", "kl_to_base": "KL to the base (nats per completion)",
 }
 WORDS = {  # of a row: what the pictures call it. Other algorithms have capital letters

@@ -3,6 +3,7 @@ and the peak against that of real steps. test_plan_command.py compares whole pla
 of the docs."""
 
 import multiprocessing
+import random
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,11 +21,14 @@ from engine.run import plan as planning
 from engine.run.config import config_of
 from engine.run.plan import GB, USABLE, device_of, plan, token_memory
 from engine.run.shapes import skeleton, widths
+from engine.scoring.score import Reward
 from experiments.library import toy_model
+from experiments.library.bench import every_second
 from experiments.memory import growth, return_what_is_freed
-from experiments.plan import DEEP, longest_steps
 from tasks import toy
 from tests.training import networks_around
+from train import train_step
+from update import Limits
 
 pytestmark = pytest.mark.slow
 
@@ -330,6 +334,10 @@ STEP = {
     "micro_batch_tokens": 512,
     "mu": 1, "dtype": "float32", "plan": 80.0,
 }
+DEEP = {
+    "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 16, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "vocab_size": 20_000, "tie_word_embeddings": False,
+}
 ROWS = {"group_size": 64, "micro_batch_tokens": 128, "pruning_rate": 0.98, "allocation": False}
 CASES = {
     "wide, tied": (WIDE, STEP),
@@ -339,6 +347,26 @@ CASES = {
     "LoRA": (WIDE, STEP | {"lora": 8, "beta": 0.0}),
     "many rows": (DEEP, STEP | ROWS | {"beta": 0.0}),
 }
+
+
+def longest_steps(networks, config, algorithm):
+    """Make two steps whose prompts and completions are all as long as allowed. Yields the metrics
+    of each.
+
+    In the second step the optimizer already has its moments while completions are sampled.
+    """
+    networks.sampler.stop_ids = [-1]  # no token ends a completion
+    questions = []
+    for i in range(algorithm.questions_per_step):  # an equal prompt would be computed once
+        prompt = [5 + i] * config.data.max_prompt_tokens
+        questions.append({"question": "?", "answer": "1", "prompt": prompt})
+    reward = Reward("every second", every_second)
+    limits = Limits(config.devices.micro_batch_tokens)
+    for number in (1, 2):
+        step = train_step(
+            networks, algorithm, [reward], config.sampling, limits, questions,
+            random.Random(number))
+        yield step.metrics
 
 
 def steps(shape, given):
