@@ -13,12 +13,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
 
 from engine.run.command_line import option, parse, run_program
-from experiments import claims, judge, reproduce
+from experiments import judge, reproduce
 from experiments.library.study import RESULTS, draw
 
 STORED = Path(__file__).parents[1] / "results"
 STUDIES = {
-    "claims": claims, "judge": judge,
+    "judge": judge,
     **{reproduce.stem_of(name): reproduce for name in reproduce.TABLES},
 }
 
