@@ -1,4 +1,5 @@
-"""Draws the pages and pictures again, from the stored results: nothing is trained.
+"""Draws pages and pictures of reproduce.py and judge.py again, from the stored results: nothing is
+trained.
 
     python experiments/library/pictures.py                           all of them, into runs/results
     python experiments/library/pictures.py --names family judge      these
@@ -17,10 +18,7 @@ from experiments import judge, reproduce
 from experiments.library.study import RESULTS, draw
 
 STORED = Path(__file__).parents[1] / "results"
-STUDIES = {
-    "judge": judge,
-    **{reproduce.stem_of(name): reproduce for name in reproduce.TABLES},
-}
+STUDIES = {reproduce.stem_of(name): reproduce for name in reproduce.TABLES} | {"judge": judge}
 
 
 @dataclass
