@@ -119,16 +119,9 @@ def test_what_each_rule_keeps():
     rewards = [[1.0, -1.0, 1.0, -1.0], [3.0, 0.0, 0.0, 0.0]]
     assert kept(2) == [0, 1, 4, 5]
     assert kept(2, keep="pooled") == [0, 1, 2, 4]
-
-
-@pytest.mark.parametrize("keep, score", [("smallest_abs", lambda a: -abs(a)), ("largest", float)])
-def test_the_rules_of_the_ablation_equal_sorting_by_hand(keep, score):
-    """Whole numbers, full of ties: of equal scores the lower index is kept."""
-    advantages = (3 * seeded(4, 300)).round()
-    kept = KEEP[keep](a_rollout(torch.zeros(4, 300)), advantages, 150)
-    for q, row in enumerate(advantages.tolist()):
-        best = sorted(range(300), key=lambda i: (-score(row[i]), i))[:150]
-        assert kept[150 * q : 150 * (q + 1)].tolist() == [300 * q + i for i in sorted(best)]
+    # of equal ones the lower index
+    assert kept(2, keep="largest") == [0, 2, 4, 5]
+    assert kept(2, keep="smallest_abs") == [0, 1, 5, 6]
 
 
 def test_the_random_rule_takes_every_subset_about_equally_often():

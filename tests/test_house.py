@@ -82,11 +82,6 @@ def test_a_data_set_is_plain_python():
             assert known <= {"tasks", *sys.stdlib_module_names}, name
 
 
-def test_nano_needs_no_other_file():
-    known = {name.split(".")[0] for name in IMPORTED["nano"]} - set(sys.stdlib_module_names)
-    assert known == {"torch", "transformers", "huggingface_hub", "datasets"}
-
-
 def test_nothing_that_trains_knows_the_laboratory():
     for name, others in IMPORTED.items():
         assert not {other.split(".")[0] for other in others} & LABORATORY, name
@@ -129,12 +124,6 @@ def hidden(tree):
 @pytest.mark.parametrize("name", TREES)
 def test_no_local_name_hides_a_function_or_a_module(name):
     assert not hidden(TREES[name])
-
-
-def test_a_hidden_name_is_found():
-    code = "from a import b as c\ndef d(c): pass\ndef e():\n    for d in c: pass\n"
-    assert hidden(ast.parse(code)) == {"c", "d"}
-    assert hidden(ast.parse("import a.b\ndef f(x):\n    return lambda a: a\n")) == {"a"}
 
 
 # --- how much there is to read ---

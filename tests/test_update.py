@@ -39,7 +39,6 @@ PLAIN = {
     "drgrpo": (lambda n, N, M, L: 1 / (N * L), 0.8, 1.2, 0.0, False),
     "dapo": (lambda n, N, M, L: 1 / M, 0.8, 1.28, 0.0, False),
     "gspo": (lambda n, N, M, L: 1 / (N * n), 1 - 3e-4, 1 + 4e-4, 0.0, True),
-    "gspo_token": (lambda n, N, M, L: 1 / (N * n), 1 - 3e-4, 1 + 4e-4, 0.0, True),
 }
 
 
@@ -379,23 +378,6 @@ def test_if_the_clip_takes_the_policys_gradient_the_critics_update_leaves_the_po
 
     (policy, bias), (expected, before) = weights(0.0, 1.0), weights(0.0)
     assert torch.equal(policy, expected) and bias > before
-
-
-def test_a_token_that_the_sampler_did_not_report_is_not_corrected(six):
-    """It counts as if the sampler had computed what the trainer does."""
-    model, batch = six
-    algorithm = resolve("grpo", mu=1, beta=0.0, importance_weights="token_truncate")
-    old_logp = logprobs(model, batch)
-
-    def result(first):
-        sampled = old_logp - 0.2 * batch.mask
-        sampled[:, 0] = first
-        after, stats = after_update(six, algorithm, old_logp=old_logp, sampled_logp=sampled)
-        return weights_of(after), stats
-
-    (weights, stats), (expected, of_all) = result(math.nan), result(old_logp[:, 0])
-    assert torch.equal(weights, expected) and stats == of_all
-    assert stats["skipped"] == [False] and 0 < stats["sampler_gap"] < 0.2
 
 
 @pytest.mark.parametrize("sharded, tries", [(False, 3), (True, 1)])

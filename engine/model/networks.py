@@ -24,19 +24,15 @@ from engine.model.precision import (
 )
 from engine.model.prompts import shares_prompts
 from engine.model.sampler import Sampler
-from engine.model.vllm import VLLM
 from tasks.table import task_of
 
 # peft warns of a second set of adapters, which START is
 warnings.filterwarnings("ignore", "Already found a `peft_config` attribute")
 
-# --sampler NAME; contract.py says what a sampler does
-SAMPLERS = {"ours": Sampler, "vllm": VLLM}
-
 
 def sampler_class(word):
-    """The class that `--sampler` names: a name of SAMPLERS, or FILE.py:CLASS."""
-    kind = known_or_own(word, SAMPLERS, "sampler", "--sampler")
+    """The class that `--sampler` names, "ours" or FILE.py:CLASS. contract.py says what it has."""
+    kind = known_or_own(word, {"ours": Sampler}, "sampler", "--sampler")
     if not (hasattr(kind, "check") and hasattr(kind, "sample")):
         raise UserError(f"--sampler {word} lacks check or sample: engine/model/contract.py says "
                         "what a sampler has.")
@@ -44,12 +40,11 @@ def sampler_class(word):
 
 
 def make_sampler(word, model, *arguments, **named):
-    """A sampler other than ours. What one of the user's own returns is checked. model: the
-    policy's, which reads the sampled tokens."""
+    """A sampler of the user's own. What it returns is checked. model: the policy's, which reads the
+    sampled tokens."""
     sampler = sampler_class(word)(*arguments, **named)
-    if word not in SAMPLERS:
-        vocabulary = model.get_input_embeddings().num_embeddings
-        check_sampler(sampler, f"--sampler {word}", vocabulary)
+    vocabulary = model.get_input_embeddings().num_embeddings
+    check_sampler(sampler, f"--sampler {word}", vocabulary)
     return sampler
 
 

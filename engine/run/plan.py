@@ -16,8 +16,7 @@ there are no masters.
 `--shard full` divides the masters, the gradients, the optimizer and the reference by the number of
 devices. In place of the weights there are a copy to sample from, which has no memory during the
 update, and in the update the layers that are gathered at a time. PPO's critic is a second
-backbone that is trained. Another sampler than our own has its share of the device instead of the
-rollout copy and the KV cache.
+backbone that is trained. A sampler of the user's own is counted as if it were ours.
 
 The rest grows with the tokens. The plan takes the worst case: all prompts and completions are as
 long as allowed. A layer is that of a dense decoder with RMSNorm, a gated MLP and fused attention
@@ -53,7 +52,6 @@ class Plan:
     trained: int  # parameters
     questions: int  # of a step, on each device
     at_once: int  # of these, questions that are sampled together
-    sampler_starts: bool  # False: its share of a device does not hold its weights and a completion
     micro_batch_tokens: int  # the option, or what was chosen
     items: dict  # {name: (bytes in the generation, bytes in the update)} on each device
 
@@ -64,7 +62,7 @@ class Plan:
 
     @property
     def fits(self):
-        return self.sampler_starts and max(self.peaks) <= USABLE * self.device
+        return max(self.peaks) <= USABLE * self.device
 
 
 def plan(options, devices=None):
@@ -103,19 +101,12 @@ def plan_with(micro_batch_tokens, options, devices):
     # of one completion: the keys and values of its row; and for one token the logits, their
     # log-softmax in float32, and sums of probabilities in float64
     cache = 2 * compute * keys * shape.num_hidden_layers * row
-    sampled = cache + shape.vocab_size * (compute + 4 + 8)
+    sampled = options.group_size * (cache + shape.vocab_size * (compute + 4 + 8))
     questions = at_once = algorithm.questions_per_step
-    sampler_starts = True
-    if options.sampler != "vllm":  # one of the user's own is taken for ours
-        sampled *= options.group_size
-        free = USABLE * device - sum(generation for generation, _ in items.values())
-        while at_once > 1 and at_once * sampled > free:  # so does our sampler
-            at_once //= 2
-        items["KV cache"] = (at_once * sampled, 0)
-    else:
-        share = options.vllm_share * device
-        sampler_starts = share >= sampled + compute * model.num_parameters()
-        items["sampler"] = (share, share)
+    free = USABLE * device - sum(generation for generation, _ in items.values())
+    while at_once > 1 and at_once * sampled > free:  # so does our sampler
+        at_once //= 2
+    items["KV cache"] = (at_once * sampled, 0)
 
     most = minibatch_tokens(algorithm, devices, prompt, completion)
     # a completion that is longer than a micro-batch gets a micro-batch of its own
@@ -129,8 +120,7 @@ def plan_with(micro_batch_tokens, options, devices):
     # for a chunk of completion tokens, in float32: logits, logits / temperature, log-softmax
     chunk = min(GPU.chunk_elements, tokens * completion // row * shape.vocab_size)
     items["logits"] = (0, 12 * chunk)
-    return Plan(
-        devices, device, trained, questions, at_once, sampler_starts, micro_batch_tokens, items)
+    return Plan(devices, device, trained, questions, at_once, micro_batch_tokens, items)
 
 
 def choose_micro_batch_tokens(options, device):

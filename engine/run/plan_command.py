@@ -7,6 +7,7 @@ import torch
 
 from algorithms import ALGORITHMS
 from engine.base.progress import count, note
+from engine.model.networks import uses_ours
 from engine.run.command_line import given
 from engine.run.config import Config
 from engine.run.plan import GB, USABLE, plan
@@ -33,14 +34,14 @@ def print_plan(options, notes):
     if not torch.cuda.is_available():
         note("note: this machine has no GPU. The plan is for GPUs, of 80 GB if --plan names no "
              "size.")
+    if not uses_ours(options.sampler):
+        note(f"note: --sampler {options.sampler} is counted as if it were the project's own. "
+             "Memory that it keeps during the update is not counted.")
     for sentence in notes:
         note(f"note: {sentence}")
     room = f"a device has {USABLE * p.device / GB:.1f} GB for the peak."
     if max(p.peaks) < GB / 10:
         room = "every device has this much memory."
-    if not p.sampler_starts:
-        room = ("--vllm_share of a device does not hold the sampler's weights and the cache of one "
-                "completion: raise it, or use a smaller model.")
     note(f"\nIt {verdict(p)}: {room}")
 
     note("\nGB at the peak  generation      update   with one change")
@@ -77,6 +78,6 @@ def levers(o, p):
     if o.beta and not o.stop_kl:  # which needs the reference, too
         yield "--beta 0"
     if o.shard == "none":
-        if o.sampler != "vllm" and not ALGORITHMS[o.algorithm].critic:
+        if uses_ours(o.sampler) and not ALGORITHMS[o.algorithm].critic:
             yield "--lora 16"
         yield "--shard full" if p.devices > 1 else "--shard full on 2 devices"

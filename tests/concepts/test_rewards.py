@@ -38,7 +38,7 @@ def lines_of(file, key):
 
 
 CASES, ANSWERS = lines_of("verdicts.jsonl", "form"), lines_of("answers.jsonl", "what")
-DATA = os.environ.get("CPPO_DATA")  # a folder with data sets, see CONTRIBUTING.md
+DATA = os.environ.get("CPPO_DATA")  # a folder with data sets, see .github/CONTRIBUTING.md
 
 
 def r1(answer, thoughts="9+9=18"):
@@ -81,12 +81,6 @@ def test_no_wrong_answer_is_paid_and_a_right_one_is_unless_its_form_is_strict_by
         strict = form.startswith("strict: ")
         assert case["math_accuracy"] == (case["right"] and not strict), case
         assert case["right"] and not strict or not any(paid), case
-
-
-def test_the_page_shows_a_case_of_each_form():
-    text = (ROOT / "docs/rewards.md").read_text(encoding="utf-8")
-    for form, cases in CASES.items():
-        assert any(f"`{case['completion']}`" in text for case in cases), form
 
 
 def column(file, name):

@@ -2,17 +2,13 @@
 out."""
 
 import json
-import multiprocessing
-from pathlib import Path
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-import train
 from algorithms import resolve
 from engine.base.errors import UserError
-from engine.data.questions import load_questions
 from engine.model import loading
 from engine.model.folders import base_of
 from engine.model.logprobs import Policy
@@ -21,14 +17,11 @@ from engine.model.precision import frozen_copy
 from engine.model.sampler import Sampler
 from engine.model.shards import whole_weights
 from engine.run.config import config_of
-from experiments.library import toy_model
-from experiments.library.bench import qwen
-from experiments.memory import growth, return_what_is_freed
 from tests.engine import runs
 from tests.engine.runs import sums, written
 from tests.examples import seeded
 from tests.test_docs import FENCED, ROOT
-from tests.training import CPU, completions, stepper, updated, weights_of
+from tests.training import CPU, completions, updated, weights_of
 from update import Limits
 
 
@@ -168,40 +161,6 @@ def test_a_bfloat16_copy_keeps_the_rotary_frequencies(loaded):
     assert not any(p.requires_grad for p in copy.parameters())
     assert copy.model.rotary_emb.inv_freq.dtype == torch.float32
     assert torch.equal(copy.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
-
-
-def bytes_per_parameter(folder, start):
-    """By how many bytes this process grows while it builds the networks of a run with a bfloat16
-    reference, at the peak."""
-    torch.set_num_threads(1)
-    built, (config, algorithm) = [], config_of({"dtype": "bfloat16", "beta": 0.04})
-
-    def build_from(name, start):
-        folder_of = start and f"{folder}/{start}"
-        built.append(build(config, algorithm, f"{folder}/{name}", CPU, folder_of))
-
-    build_from("small", "small")  # what the first call allocates for good
-    return_what_is_freed()
-    grown = growth(lambda: build_from("large", start), CPU)
-    return grown / built[1].model.num_parameters()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc"
-)
-@pytest.mark.parametrize("start", [None, "large"])
-def test_building_and_resuming_never_hold_more_than_training(tmp_path, start):
-    """4 bytes a parameter for the masters, 2 for the policy, 2 for the reference. A float32 copy on
-    the way would make it 10."""
-    for name, hidden in (("small", 32), ("large", 768)):
-        model = qwen(
-            vocab_size=2000, hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=8,
-            num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=False)
-        for part in (model, toy_model.make_tokenizer()):
-            part.save_pretrained(tmp_path / name)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(bytes_per_parameter, (str(tmp_path), start)) == pytest.approx(8, rel=0.05)
 
 
 def test_a_copy_to_sample_from_rests_until_it_is_refreshed(loaded):

@@ -57,6 +57,17 @@ def test_what_is_right_passes_and_each_mistake_is_one_sentence(name, right, wron
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("error", [UserError("a sentence"), torch.OutOfMemoryError()], ids=str)
+def test_what_somebody_knows_how_to_take_is_passed_on(error):
+    """A sentence is printed; if memory runs out, an update is repeated with smaller parts."""
+    def raises():
+        raise error
+
+    with pytest.raises(type(error)) as found:
+        of_algorithm("loss", raises)
+    assert found.value is error
+
+
 def test_a_run_checks_what_is_the_users_and_nothing_of_ours(monkeypatch):
     for name in ALGORITHMS:
         algorithm = resolve(name)

@@ -13,7 +13,6 @@ from engine.model.precision import choose_dtype
 from engine.run import checkpoint
 from engine.run.config import config_of
 from engine.run.state import State
-from tests.engine.runs import run
 from tests.training import CPU, networks_around, stepper, weights_of
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -88,19 +87,14 @@ def test_a_step_in_bfloat16_samples_what_it_scores_and_moves_float32_masters(sma
     assert (moved > 0).float().mean() > 0.9 and moved.max() < 3e-6
 
 
-def test_evaluation_and_preview_compute_as_training_does(small, amx, monkeypatch, tmp_path):
+def test_an_evaluation_computes_as_training_does(small, amx, monkeypatch, tmp_path):
     seen, draw = [], writing.sample_token
     monkeypatch.setattr(
         writing, "sample_token",
         lambda logits, *rest: seen.append(logits.dtype) or draw(logits, *rest),
     )
-    brief = "--max_new_tokens 4"
-    for choice, expected in (("auto", BF16), ("float32", F32)):
-        run(small, tmp_path, f"{brief} --check_rewards --group_size 4 --dtype {choice}")
-        assert seen[-1] == expected  # the first ones are a check of the model that is loaded
-        seen.clear()
-    words = f"--model {small} --output_dir {tmp_path} {brief} --questions 2 --samples 0"
-    evaluation.main(words.split())
+    evaluation.main(f"--model {small} --output_dir {tmp_path} --max_new_tokens 4 --questions 2 "
+                    "--samples 0".split())
     assert set(seen) == {BF16}
 
 
