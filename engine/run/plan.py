@@ -188,7 +188,7 @@ def parameter_items(model, compute, options, devices, critic):
         "new gradient": (0, new_gradient),
         "optimizer": (2 * gradients, 2 * gradients),
         "reference": (reference, reference),
-        "gathered weights": (0, gathered),
+        "gathered": (0, gathered),
         "rollout copy": (rollout, 0),
     }
 
@@ -233,14 +233,12 @@ def token_memory(shape, compute, options):
     """
     layers = shape.num_hidden_layers
     hidden, queries, keys, inner = widths(shape)
-    # two norms: their inputs, which transformers makes float32, and their outputs
-    norms = 2 * hidden * (4 + compute)
-    # the inputs of q, k, v, and of gate, up
-    inputs = 2
+    # of the two norms (one kernel each: loading.fuse_norms), of q, k and v, and of gate and up
+    inputs = 4 * hidden
     # q, k, v, and what attention returns
     attention = queries + 2 * keys + queries
     # the MLP: gate, silu(gate), up, and silu(gate) · up
-    layer = norms + compute * (inputs * hidden + attention + 4 * inner)
+    layer = compute * (inputs + attention + 4 * inner)
     # the inputs of the final norm and of the head, and the gradients of both
     ends = 5 * compute * hidden
     if options.gradient_checkpointing:
