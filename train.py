@@ -170,7 +170,7 @@ def main(argv):
     config, algorithm, notes = open_run(argv)
     device = ranks.start()
     if config.preview.plan is not None:
-        return print_plan(config.options, notes)
+        return print_plan(config.options, notes, argv)
     rows = rows_of_run(config.data)  # a wrong line is refused before any slow work
     if config.preview.check_rewards:
         return check_rewards(config, algorithm, device, rows)

@@ -70,8 +70,8 @@ def update(networks, minibatches, algorithm, limits):
                 # AdamW's momentum
                 network.zero_grad()
         if not skipped[-1]:
-            networks.optimizer.step()
-    networks.optimizer.zero_grad()  # frees memory for the sampler
+            networks.step()
+    networks.zero_grad()  # frees memory for the sampler
     means = {}
     for name in history[0]:
         values = [stats[name] for stats in history]
@@ -87,7 +87,7 @@ def gradient(networks, minibatch, algorithm, limits):
     tokens.
     """
     while True:
-        networks.optimizer.zero_grad()
+        networks.zero_grad()
         try:
             tally = accumulate(networks, minibatch, algorithm, limits)
             break

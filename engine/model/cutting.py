@@ -1,5 +1,5 @@
-"""How completions are cut into micro-batches, so that computing them costs little. The papers do not
-say how.
+"""How completions are cut into micro-batches, so that computing them costs little. The
+papers do not say how.
 
 A model reads each different prompt once for all its completions, or it reads prompt + completion of
 each row, whatever costs less (prompts.py).

@@ -7,22 +7,21 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import train
 from algorithms import resolve
 from engine.base.errors import UserError
-from engine.data.questions import load_questions
 from engine.model import loading
 from engine.model.folders import base_of
 from engine.model.logprobs import Policy
 from engine.model.networks import add_adapter, build, load_policy
 from engine.model.precision import frozen_copy
 from engine.model.sampler import Sampler
+from engine.model.shards import whole_weights
 from engine.run.config import config_of
 from tests.engine import runs
 from tests.engine.runs import sums, written
 from tests.examples import seeded
 from tests.test_docs import FENCED, ROOT
-from tests.training import CPU, completions, stepper, updated, weights_of
+from tests.training import CPU, completions, updated, weights_of
 from update import Limits
 
 
@@ -164,29 +163,21 @@ def test_a_bfloat16_copy_keeps_the_rotary_frequencies(loaded):
     assert torch.equal(copy.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
 
 
-def test_the_copy_rests_during_the_update(loaded, monkeypatch):
-    """From the end of scoring to the refresh it holds no byte; then it samples from the new
-    weights. A policy never rests."""
+def test_a_copy_to_sample_from_rests_until_it_is_refreshed(loaded):
+    """With `--shard full` the sampler has a copy. A policy never rests."""
     def memory(model):
         return sum(p.untyped_storage().nbytes() for p in model.parameters())
 
-    def watched(networks, *words):
-        seen.append((networks, memory(networks.sampler.model)))
-        return real(networks, *words)
-
-    seen = []
-    real = train.update
-    monkeypatch.setattr(train, "update", watched)
-    questions, _ = load_questions("toy", loaded[1], limit=1)
-    lengths = lambda completions, **columns: [float(len(text)) for text in completions]
-    made = stepper(*loaded, questions, [lengths], group_size=8, dtype=torch.bfloat16)()
-    [(networks, held)] = seen
-    assert held == 0 and made.metrics["loss"] is not None
-    for p, q in zip(networks.sampler.model.parameters(), networks.model.parameters()):
+    model, tokenizer = loaded
+    sampler = Sampler(frozen_copy(model, torch.bfloat16), tokenizer, copy=True)
+    sampler.free_memory()
+    assert memory(sampler.model) == 0
+    sampler.refresh(whole_weights(model, sampler.dtype))
+    for p, q in zip(sampler.model.parameters(), model.parameters()):
         assert torch.equal(p, q.bfloat16())
-    before = memory(networks.model)
-    Sampler(networks.model, networks.tokenizer).free_memory()
-    assert memory(networks.model) == before > 0
+    before = memory(model)
+    Sampler(model, tokenizer).free_memory()
+    assert memory(model) == before > 0
 
 
 @pytest.mark.slow
