@@ -315,6 +315,7 @@ class Algorithm(Row):
 
     def keep_completions(self, rollout, advantages):
         """Step 4. Returns (rows of the kept completions, advantages (Q, G) of the step)."""
+        assert advantages.shape == rollout.lengths.shape, "advantages must be (Q, G)"
         k = self.k
         if self.ks:  # GFPO's adaptive k: one of each question, (Q,)
             k = adaptive_k(rollout.total.mean(1), torch.tensor(rollout.history), ks=self.ks)

@@ -25,7 +25,7 @@ from engine.model.contract import Sampling
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
 from engine.model.networks import make_sampler, uses_ours
-from engine.model.sampling import Sampler
+from engine.model.sampler import Sampler
 from engine.run.command_line import compose, given, given_twice, option, run_program
 from engine.run.folder import as_in_the_run
 from engine.scoring.score import Reward, load_rewards, reward_columns, score
@@ -41,7 +41,7 @@ def evaluate(
 ):  # fmt: skip
     """Sample and judge `samples` completions of every question. The processes share the batches.
 
-    sampler: an `engine.model.sampling.Sampler`, or the like. sampling: a Sampling; temperature 0
+    sampler: an `engine.model.sampler.Sampler`, or the like. sampling: a Sampling; temperature 0
     is greedy. is_right: a reward, of which `verdict` makes one. path: a file to which the
     records of each round of batches are added, as those of `part`. earlier: the records of
     `open_answers`, which are not made again.
@@ -255,8 +255,10 @@ def check(chosen):
         raise UserError("--model toy is another base model for each of these data sets: evaluate "
                         "them one by one, or name a --model.")
     if not uses_ours(config.sampler):
-        raise UserError(
-            f"--sampler {config.sampler} is not built on the project's sampler: leave it out.")
+        if "sampler" in chosen:
+            raise UserError(
+                f"--sampler {config.sampler} is not built on the project's sampler: leave it out.")
+        config.sampler = "ours"  # the run sampled with something else
     check_columns(config.columns, config.benchmark)
     if config.judge is not None:
         load_rewards([config.judge], option="--judge")
@@ -291,7 +293,7 @@ def evaluate_benchmark(benchmark, rows, config, source, model, tokenizer, folder
     [reward] = load_rewards([config.judge])
     sampler = Sampler(model, tokenizer)
     if config.sampler != "ours":
-        sampler = make_sampler(config.sampler, sampler, tokenizer, sampling)
+        sampler = make_sampler(config.sampler, model, sampler, tokenizer, sampling)
     summary = examine(
         sampler, tokenizer, questions, reward.function, sampling,
         samples=config.samples, batch_size=config.batch_size, seed=config.seed, label=benchmark,

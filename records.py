@@ -102,6 +102,12 @@ def join(rollouts):
     )
 
 
+TENSORS = (  # of a Batch, all but the mask
+    "tokens", "advantages", "weights", "prefix_weights", "scores", "sampled_logp", "old_logp",
+    "ref_logp", "old_values", "returns",
+)
+
+
 class Cut(NamedTuple):
     """How a mini-batch is cut into micro-batches."""
 
@@ -131,12 +137,9 @@ class Batch:
 
     @property
     def tensors(self):
-        """{name: tensor} of all but the mask."""
-        tensors = {}
-        for name, value in vars(self).items():
-            if torch.is_tensor(value) and name != "mask":
-                tensors[name] = value
-        return tensors
+        """{name: tensor} of those TENSORS that it has."""
+        tensors = {name: getattr(self, name) for name in TENSORS}
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
     def rows(self, indices):
         """The completions with these indices, as a batch of their own."""

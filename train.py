@@ -28,6 +28,7 @@ from dataclasses import replace
 
 import torch
 
+from batches import cut_into_minibatches
 from engine.base import progress, ranks
 from engine.base.progress import Clock
 from engine.data.questions import rows_of_run
@@ -45,7 +46,7 @@ from eval import examine, sample_batch
 from records import FIRST, Moment, Step
 from rollout import sample_and_score
 from tools.doctor import first_sentence, of_one_step
-from update import NO_UPDATE, Limits, compute_minibatch, cut_into_minibatches, update
+from update import NO_UPDATE, Limits, compute_minibatch, update
 
 
 def train_step(
@@ -169,7 +170,7 @@ def main(argv):
     config, algorithm, notes = open_run(argv)
     device = ranks.start()
     if config.preview.plan is not None:
-        return print_plan(config.options, notes)
+        return print_plan(config.options, notes, argv)
     rows = rows_of_run(config.data)  # a wrong line is refused before any slow work
     if config.preview.check_rewards:
         return check_rewards(config, algorithm, device, rows)

@@ -1,9 +1,9 @@
 """Step 6 of the algorithm box: μ updates on the kept completions, a few at a time.
 
 A mini-batch gets one optimizer step. It is cut into micro-batches, with one forward and one
-backward pass each. The weights of the tokens are normalised over the whole mini-batch of all
-devices. So gradients only add up, and the update does not depend on how the completions were cut or
-shared out.
+backward pass each (batches.py). The weights of the tokens are normalised over the whole mini-batch
+of all devices. So gradients only add up, and the update does not depend on how the completions were
+cut or shared out.
 """
 
 import math
@@ -12,15 +12,12 @@ from dataclasses import dataclass, replace
 import torch
 from tqdm import tqdm
 
-from allocate import micro_batches
+from batches import cut_into_micro_batches
 from engine.base import progress, ranks
 from engine.model import shards
-from engine.model.logprobs import computed_lengths
 from engine.model.pace import PACES
-from engine.model.prompts import forward_cost, micro_batches_by_prompt
 from family.ppo import value_loss
 from grpo import kl_k3
-from records import Batch, Cut
 
 LEAST_TOKENS = 256  # of a micro-batch. A device that cannot hold so many tokens is too small
 
@@ -42,12 +39,13 @@ MAXIMA = ("ratio_max", "sampler_gap_max")
 NO_UPDATE = dict.fromkeys(("loss", *MEANS, *MAXIMA, "grad_norm")) | {"skipped_updates": 0}
 
 
-def compute_minibatch(function, minibatch, policy, limits):
+def compute_minibatch(function, minibatch, policy, limits, what="log-probabilities"):
     """function(Batch) → (N, T) of a whole mini-batch, computed one micro-batch at a time. policy:
-    says how the mini-batch is cut."""
+    says how the mini-batch is cut. what: for the progress bar."""
     whole = torch.zeros(minibatch.tokens.shape, device=minibatch.tokens.device)
     cut = cut_into_micro_batches(minibatch, limits.micro_batch_tokens, policy)
-    for rows, batch in cut:
+    for i, (rows, batch) in enumerate(cut, 1):
+        progress.say(what, i, len(cut), "micro-batches")
         whole[rows, : batch.tokens.shape[1]] = function(batch)
     return whole
 
@@ -72,8 +70,8 @@ def update(networks, minibatches, algorithm, limits):
                 # AdamW's momentum
                 network.zero_grad()
         if not skipped[-1]:
-            networks.optimizer.step()
-    networks.optimizer.zero_grad()  # frees memory for the sampler
+            networks.step()
+    networks.zero_grad()  # frees memory for the sampler
     means = {}
     for name in history[0]:
         values = [stats[name] for stats in history]
@@ -89,7 +87,7 @@ def gradient(networks, minibatch, algorithm, limits):
     tokens.
     """
     while True:
-        networks.optimizer.zero_grad()
+        networks.zero_grad()
         try:
             tally = accumulate(networks, minibatch, algorithm, limits)
             break
@@ -116,17 +114,15 @@ def accumulate(networks, minibatch, algorithm, limits):
     """
     device = minibatch.tokens.device
     tally = Tally(device)
-    old_logp = torch.zeros(minibatch.tokens.shape, device=device)
-    cut = cut_into_micro_batches(minibatch, limits.micro_batch_tokens, networks.policy)
-    for i, (rows, batch) in enumerate(cut, 1):
-        progress.say("update", i, len(cut), "micro-batches")
+
+    def learn(batch):
         mask = batch.mask.to(device, non_blocking=True)
         batch = learn_policy(networks.policy, batch, mask, algorithm, tally)
         if networks.critic:
             learn_critic(networks.critic, batch, mask, tally)
-        old_logp[rows, : batch.tokens.shape[1]] = batch.old_logp
-    if minibatch.old_logp is None:
-        minibatch.old_logp = old_logp
+        return batch.old_logp
+
+    minibatch.old_logp = compute_minibatch(learn, minibatch, networks.policy, limits, "update")
     return tally
 
 
@@ -211,125 +207,3 @@ class Tally:
             if name not in (*LOSSES, *MAXIMA):
                 stats[name] /= weight
         return stats
-
-
-# --- how a batch is cut ---
-
-
-def cut_into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
-    """The kept completions of all devices, cut into mini-batches. Returns this device's Batch of
-    each, with the weights of its tokens.
-
-    The cut follows the order of the step's questions. So a mini-batch does not depend on how the
-    questions were shared out.
-    """
-    G = advantages.shape[1]
-    device = rollout.tokens.device
-    prompts = []
-    for question in rollout.questions:
-        prompts += [question["prompt"]] * G
-    everything = Batch(
-        prompts=prompts,
-        tokens=rollout.tokens,
-        mask=rollout.mask,
-        advantages=advantages.flatten().to(device, non_blocking=True),
-        scores=rollout.total.flatten().to(device, non_blocking=True),
-        sampled_logp=rollout.logp,
-        prefix_weights=rollout.prefix_weights,
-    )
-    # the numbers of the kept completions among those of all devices
-    numbers = rollout.question_numbers[rows // G] * G + rows % G
-    all_numbers = ranks.gather(numbers.tolist())
-    all_numbers = torch.tensor(sorted(all_numbers), dtype=torch.long)
-    minibatches = []
-    for chosen in all_numbers.tensor_split(algorithm.minibatches):
-        rows_here = rows[torch.isin(numbers, chosen)]
-        minibatch = with_token_weights(everything.rows(rows_here), algorithm, max_new_tokens)
-        if minibatch is not None:
-            minibatches.append(minibatch)
-    return minibatches
-
-
-def with_token_weights(batch, algorithm, max_new_tokens):
-    """The mini-batch with the weights of its tokens, or None if nothing is learned from it.
-
-    If every advantage is 0, on all devices, the mini-batch is left out, unless a critic learns from
-    it. If β > 0, leaving it out is our choice, because the KL term has a gradient then
-    (docs/questions.md). If β is 0, the gradient is 0, but AdamW would still move the weights,
-    because AdamW remembers earlier gradients.
-    """
-    device = batch.tokens.device
-    counts = ranks.all_reduce(device, {
-        "completions": len(batch.prompts),
-        "tokens": batch.mask.sum(),
-        "signals": (batch.advantages != 0).sum(),
-    })
-    n = int(counts["completions"])
-    tokens = int(counts["tokens"])
-    if counts["signals"] or (algorithm.critic and n):
-        mask = batch.mask.to(device, non_blocking=True)
-        batch.weights = algorithm.token_weights(mask, n, tokens, max_new_tokens)
-        return batch if batch.prefix_weights is None else prefixes(batch)
-    return None
-
-
-def prefixes(batch):
-    """NAT: the batch without the tokens after the random prefixes, so nobody computes them."""
-    mask = batch.prefix_weights.cpu() > 0
-    weights = batch.weights * batch.prefix_weights
-    cut = replace(batch, mask=mask, weights=weights, prefix_weights=None)
-    return cut.rows(range(len(batch.prompts)))
-
-
-def cut_into_micro_batches(batch, max_tokens, policy):
-    """Cut a batch. Returns [(rows, Batch of these rows)], at least one pair. For each pair a model
-    computes at most `max_tokens` tokens, padding included; a completion that is longer is alone in
-    its pair. rows: on the device.
-
-    The batch keeps its cut. So the reference, π_old and all μ passes share one cut, until
-    `max_tokens` changes.
-    """
-    if batch.cut is None or batch.cut.max_tokens != max_tokens:
-        batch.cut = Cut(max_tokens, rows_of_micro_batches(batch, max_tokens, policy))
-    pairs = []
-    for rows, reads_prompts_once in batch.cut.micro_batches:
-        micro_batch = batch.rows(rows) if len(rows) else without_tokens(batch)
-        micro_batch.reads_prompts_once = reads_prompts_once
-        pairs.append((rows.to(batch.tokens.device, non_blocking=True), micro_batch))
-    return pairs
-
-
-def rows_of_micro_batches(batch, max_tokens, policy):
-    """[(rows, whether a forward pass computes each different prompt only once)] of each
-    micro-batch. rows: on the CPU; a micro-batch that only fills up a device has none."""
-    lengths = computed_lengths(batch.mask).tolist()
-    second_pass = PACES[batch.tokens.device.type].second_pass
-    if policy.shares_prompts:
-        cut = micro_batches_by_prompt(batch.prompts, lengths, max_tokens, second_pass)
-    else:
-        whole = [len(prompt) + n for prompt, n in zip(batch.prompts, lengths)]
-        cut = micro_batches(whole, max_tokens)
-    count = max(1, len(cut))
-    if policy.sharded:
-        # devices gather weights together, so each needs as many micro-batches as the others
-        most = ranks.all_reduce(batch.tokens.device, maxima={"count": count})
-        count = int(most["count"])
-    cut += [[]] * (count - len(cut))
-    pairs = []
-    for rows in cut:
-        if rows and not policy.sharded:
-            _, once = forward_cost(batch.prompts, lengths, rows, second_pass)
-        else:
-            once = policy.sharded  # and as many passes as the others in each
-        pairs.append((torch.tensor(rows, dtype=torch.long), once and policy.shares_prompts))
-    return pairs
-
-
-def without_tokens(batch):
-    """A batch with the same fields, of one completion without tokens. It adds 0 to every sum."""
-    empty = {}
-    for name, tensor in batch.tensors.items():
-        shape = (1, 0)[: tensor.dim()]
-        empty[name] = tensor.new_zeros(shape)
-    mask = batch.mask.new_zeros((1, 0))
-    return Batch([[0]], mask=mask, **empty)

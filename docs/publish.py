@@ -24,6 +24,7 @@ from pygments.formatters import HtmlFormatter
 
 ROOT = Path(__file__).resolve().parents[1]
 FIRST = "docs/you.html"  # the site's first page
+CHINESE = "docs/zh/home.md"  # README.md in Chinese
 
 # the line at the top of every page: {language: {what it says: where it leads}}
 BARS = {
@@ -95,7 +96,7 @@ PAGE = """<!doctype html>
 
 def pages():
     """{a page of the project: its file in the site}. What is in docs/ comes to the site's root."""
-    found = {"README.md": "readme.html", "README.zh.md": "zh/readme.html"}
+    found = {"README.md": "readme.html"}
     patterns = ("docs/*.md", "docs/zh/*.md", "docs/*.html", "notebooks/*.ipynb")
     for path in (path for pattern in patterns for path in sorted(ROOT.glob(pattern))):
         source = path.relative_to(ROOT).as_posix()
@@ -173,15 +174,17 @@ def colours_of_code():
 
 
 def is_chinese(source):
-    return source == "README.zh.md" or source.startswith("docs/zh/")
+    return source.startswith("docs/zh/")
 
 
 def other_language(source):
     """The same page in the other language. If there is none, the README."""
+    if source == CHINESE:
+        return "README.md"
     if is_chinese(source):
-        return source.replace("zh/", "").replace(".zh", "")
+        return source.replace("zh/", "")
     twin = source.replace("docs/", "docs/zh/")
-    return twin if is_chinese(twin) and twin in PAGES else "README.zh.md"
+    return twin if is_chinese(twin) and twin in PAGES else CHINESE
 
 
 def bar(source):

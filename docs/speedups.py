@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 from engine.run.curves import FAILS, GRPO  # noqa: E402
 from experiments.library.plot import PALER, panels  # noqa: E402
 from experiments.library.study import by_name  # noqa: E402
-from experiments.real import reached  # noqa: E402
+from experiments.library.train_for import reached  # noqa: E402
 from experiments.reproduce import PAPER  # noqa: E402
 
 GOAL, WINDOW = 0.85, 512  # the accuracy that the film waits for: the mean of so many completions
@@ -110,7 +110,7 @@ def of_long_prompts():
 
 def of_a_real_model():
     rows = rows_of("real")
-    grpo, cppo = (median(reached(rows[name])) for name in ("GRPO", "CPPO, P=0.75"))
+    grpo, cppo = (median(reached(rows[name]["curves"], 0.5, 480)) for name in ("GRPO", "CPPO, P=0.75"))
     return Bar("a real model, until 50 of 100 are right", grpo / cppo,
                PALER["P=0.75"], "P = 0.75: three seeds show no difference")
 

@@ -45,12 +45,12 @@ from engine.model.contract import Completions, Sampling
 from engine.model.loading import fewer_kernels
 from engine.model.logprobs import Policy, completion_mask
 from engine.model.precision import choose_dtype
-from engine.model.vllm import VLLM
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import config_of
 from engine.run.plan import plan
 from engine.run.shapes import widths
 from engine.scoring.score import Reward
+from examples.vllm_sampler import VLLM
 from experiments import vs_trl
 from experiments.library import toy_model
 from experiments.library.bench import (
@@ -365,17 +365,21 @@ def waits(lab):
     yield [{"": place, "times": times} for place, times in counts]
 
 
+class Half(VLLM):
+    share = 0.5
+
+
 def vllm(lab):
     """vLLM
 
-    The same sampling by `--sampler vllm`: compare with the first table.
+    The same sampling by `--sampler examples/vllm_sampler.py:VLLM`: compare with the first table.
     """
     needed("vllm")
     networks = lab.load(lab.sizes.shapes[-1])
-    config, _ = lab.settings(vllm_share=0.5)
+    config, _ = lab.settings()
     with tempfile.TemporaryDirectory() as folder:
         networks.model.save_pretrained(folder)
-        engine = VLLM(
+        engine = Half(
             folder, networks.tokenizer, networks.policy.dtype, config.sampling, stop_ids=[],
             longest=lab.sizes.prompt[1] + lab.sizes.tokens, seed=0)
         yield [{"": f"{lab.shape}, {n} completions", "ms a token": ms}

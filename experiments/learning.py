@@ -208,7 +208,7 @@ def page(result):
     shown = []
     for row in rows:
         line = dict(row)
-        line["reached"] = [reached(points, target) for points in row["held_out"]]
+        line["reached"] = reached(row["held_out"], target, result["seconds"])
         for other in rows:
             if other["name"] in ("GRPO", FIRST[1]):
                 line[f"beside {other['name']}"] = (

@@ -31,8 +31,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 from algorithms import resolve
 from engine.data.questions import load_questions
 from engine.model.logprobs import Policy
-from engine.model.networks import Networks, add_optimizer, first_critic, frozen, our_sampler
+from engine.model.networks import Networks, add_masters, add_optimizer, first_critic, frozen
 from engine.model.precision import choose_dtype
+from engine.model.sampler import Sampler
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import config_of
 from engine.scoring.score import Reward
@@ -157,11 +158,13 @@ def page(result):
 
 def networks_of(policy, tokenizer, config, algorithm):
     """The Networks of a policy that no run has."""
-    networks = Networks(policy, tokenizer, our_sampler(policy, tokenizer))
-    if algorithm.beta:
-        networks.reference = frozen(policy)
+    networks = Networks(policy, tokenizer)
     if algorithm.critic:
         networks.critic = first_critic(policy)
+    add_masters(networks)
+    if algorithm.beta:
+        networks.reference = frozen(policy)
+    networks.sampler = Sampler(policy.model, tokenizer)
     add_optimizer(networks, config.update, task_of(config.data.dataset).critic_lr)
     return networks
 
@@ -181,7 +184,7 @@ def one_step(options, hidden_size, device):
     networks = networks_of(policy, tokenizer, config, algorithm)
     reward, rng = Reward("every second", every_second), random.Random(1)
     train_step(networks, algorithm, [reward], config.sampling, Limits(), questions, rng)
-    everything = list(networks.learners)
+    everything = [*networks.learners, *(networks.trained if networks.masters else [])]
     if networks.reference:
         everything.append(networks.reference.model)
     parameters = [p for network in everything for p in network.parameters()]

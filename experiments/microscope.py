@@ -28,6 +28,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
+import batches
 import grpo
 import nano
 import train
@@ -313,7 +314,7 @@ def see_train(run_dir, config, algorithm):
     moment = Moment(number, run.progress, run.mean_rewards)
 
     def record():
-        functions = update.accumulate, update.with_token_weights, algorithm.token_weights, *LOSS
+        functions = update.accumulate, batches.with_token_weights, algorithm.token_weights, *LOSS
         with watching(*functions) as calls:
             step = train.train_step(networks, algorithm, run.reward_functions, sampling, limits,
                                     run.next_questions(), rng, moment, run.next_questions)
@@ -347,10 +348,12 @@ def see_train(run_dir, config, algorithm):
 def cuts_of_train(calls):
     """[(rows, mask)] of the micro-batches of each update."""
     rows_of = {id(call.value): call.of_caller["rows_here"]
-               for call in calls[update.with_token_weights]}
+               for call in calls[batches.with_token_weights]}
     for call in calls[update.accumulate]:
-        rows_here = rows_of[id(call.given["minibatch"])]
-        yield [(rows_here[rows.cpu()], batch.mask) for rows, batch in call.inside["cut"]]
+        minibatch = call.given["minibatch"]
+        rows_here = rows_of[id(minibatch)]
+        yield [(rows_here[rows], minibatch.rows(rows).mask)
+               for rows, _ in minibatch.cut.micro_batches]
 
 
 def about_train(algorithm, calls):

@@ -29,12 +29,12 @@ DIGITS = 40  # to which other numbers are computed
 
 def verdict(gold, given):
     """The verdict: right, wrong, or "no gold" if the gold answer cannot be parsed."""
-    golds, found = (
+    expected, found = (
         parse(f"\\boxed{{{latex}}}", [FORM], "no_fallback", "first_match", parsing_timeout=None)
         for latex in (gold, given)
     )
-    if not golds or not found:
-        return "wrong" if golds else "no gold"
+    if not expected or not found:
+        return "wrong" if expected else "no gold"
     value = getattr(found[0], "rhs", found[0])  # the 5 of "x=5"
     # math-verify reads only the last equation of "x=5 \\lor x=6", unless it reads all of them as a
     # set
@@ -42,9 +42,9 @@ def verdict(gold, given):
     # "3*4" equals 12, but often it only repeats the question. math-verify computes binomials while
     # it reads them
     computed = isinstance(value, Number) and "binom" not in given
-    if several or isinstance(golds[0], Number) and not computed:
+    if several or isinstance(expected[0], Number) and not computed:
         return "wrong"
-    return "right" if verify(golds, found, timeout_seconds=None) else "wrong"
+    return "right" if verify(expected, found, timeout_seconds=None) else "wrong"
 
 
 # --- the comparison of values ---

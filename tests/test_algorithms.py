@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from algorithms import ALGORITHMS, KEEP, advantages_over_kept, resolve
+from batches import cut_into_micro_batches, cut_into_minibatches
 from engine.base import ranks
 from engine.base.errors import UserError
-from engine.base.own import own_rule
 from engine.model.logprobs import Policy
 from engine.run.config import config_of
+from engine.run.own import own_rule
 from experiments.library.rules import half_of_each_sign
 from family.gdpo import decoupled_advantages
 from family.gfpo import retained_advantages
@@ -24,7 +25,6 @@ from family.lite_ppo import batch_std_advantages
 from grpo import group_advantages
 from records import join
 from tests.training import a_rollout
-from update import cut_into_micro_batches, cut_into_minibatches
 
 
 def seeded(*shape, seed=0):
@@ -119,16 +119,9 @@ def test_what_each_rule_keeps():
     rewards = [[1.0, -1.0, 1.0, -1.0], [3.0, 0.0, 0.0, 0.0]]
     assert kept(2) == [0, 1, 4, 5]
     assert kept(2, keep="pooled") == [0, 1, 2, 4]
-
-
-@pytest.mark.parametrize("keep, score", [("smallest_abs", lambda a: -abs(a)), ("largest", float)])
-def test_the_rules_of_the_ablation_equal_sorting_by_hand(keep, score):
-    """Whole numbers, full of ties: of equal scores the lower index is kept."""
-    advantages = (3 * seeded(4, 300)).round()
-    kept = KEEP[keep](a_rollout(torch.zeros(4, 300)), advantages, 150)
-    for q, row in enumerate(advantages.tolist()):
-        best = sorted(range(300), key=lambda i: (-score(row[i]), i))[:150]
-        assert kept[150 * q : 150 * (q + 1)].tolist() == [300 * q + i for i in sorted(best)]
+    # of equal ones the lower index
+    assert kept(2, keep="largest") == [0, 2, 4, 5]
+    assert kept(2, keep="smallest_abs") == [0, 1, 5, 6]
 
 
 def test_the_random_rule_takes_every_subset_about_equally_often():
@@ -351,6 +344,13 @@ def test_completions_that_may_not_be_trained_on_take_no_place_of_another(rule):
     # fewer than k: those that there are
     few = replace(rollout, trainable=torch.tensor([[False] * 7 + [True]] * 2))
     assert algorithm.keep_completions(few, algorithm.advantages(few))[0].tolist() == [7, 15]
+
+
+def test_one_advantage_for_a_whole_group_is_refused():
+    """Of shape (Q, 1) it would say that each group has 1 completion."""
+    rollout = a_rollout(torch.zeros(2, 4))
+    with pytest.raises(AssertionError, match=r"\(Q, G\)"):
+        resolve("grpo", group_size=4).keep_completions(rollout, torch.zeros(2, 1))
 
 
 # --- rules that say how much each kept completion counts ---

@@ -1,15 +1,19 @@
-"""notebooks/exercises/make.py, --solutions and --function: each function is tested alone, and a
-student's work is never lost."""
+"""The exercises: make.py and --solutions test each function alone, and a student's work is never
+lost; the cells of the notebooks judge a function by its tests."""
 
 import ast
 import os
 import re
+import runpy
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 
+from cppo import prune
+from grpo import group_advantages, grpo_loss, sequence_mean_weights, token_logprobs
+from notebooks.exercises.judge import judge
 from notebooks.exercises.make import FILES, ROOT, TESTS, exercises, given, main, make
 from tests import conftest
 
@@ -39,22 +43,28 @@ def fill(folder, file, name, line):
     (folder / file).write_text(re.sub(rf"raise .*write {name};.*", line, text))
 
 
-def run(folder, tests, *words):
-    """(the files of passed tests, those of failed ones, the output) of the tests with a student's
-    folder."""
+def run(*words):
+    """(the files of passed tests, those of failed ones, the output) of pytest."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rpfE", "--tb=line"]
-    command += [*words, *map(str, tests), "--solutions", str(folder)]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode in (0, 1) and "ERROR" not in done.stdout, done.stdout[-3000:]
+    done = subprocess.run([*command, *map(str, words)], cwd=ROOT, env=env, capture_output=True,
+                          text=True, timeout=300)
+    output = done.stdout + done.stderr
     passed, failed = (
-        re.findall(rf"^{word} \S*/test_(\w+)\.py::", done.stdout, re.MULTILINE)
+        re.findall(rf"^{word} \S*/test_(\w+)\.py::", output, re.MULTILINE)
         for word in ("PASSED", "FAILED")
     )
-    return passed, failed, done.stdout
+    assert (done.returncode == 0) == (passed != [] and not failed)
+    return passed, failed, output
 
 
-# --- what is made ---
+def blank_ones(output):
+    """The functions that the output calls blank."""
+    lines = re.findall(r"^SKIPPED .*: not solved yet: (.*)", output, re.MULTILINE)
+    return {name for line in lines for name in line.split(", ")}
+
+
+# --- the files ---
 
 
 def test_only_the_bodies_are_gone(tmp_path):
@@ -72,107 +82,107 @@ def test_only_the_bodies_are_gone(tmp_path):
 
 
 def test_the_work_of_a_student_is_kept(tmp_path, capsys):
-    (tmp_path / "family").mkdir()
-    mine = {tmp_path / "cppo.py": "mine", tmp_path / "family/gspo.py": ""}
-    for path, text in mine.items():
-        path.write_text(text)
+    mine = tmp_path / "cppo.py"
+    mine.write_text("mine")
     main([str(tmp_path)])
     made, kept = capsys.readouterr().out.splitlines()
-    assert "grpo.py" in made and "cppo.py" not in made and "cppo.py, family/gspo.py" in kept
-    main([str(tmp_path)])
-    assert all(path.read_text() == text for path, text in mine.items())
+    assert "grpo.py" in made and "cppo.py" not in made and "cppo.py" in kept
+    assert mine.read_text() == "mine"
 
 
-# --- how it is tested ---
-
-
-@pytest.mark.parametrize("folder", ["nowhere", ".", "file"])
-def test_a_folder_without_exercises_is_told_in_one_sentence(folder, tmp_path):
-    (tmp_path / "file").write_text("")
-    config = SimpleNamespace(getoption={"solutions": str(tmp_path / folder)}.get)
-    with pytest.raises(pytest.UsageError, match="python notebooks/exercises/make.py"):
-        conftest.pytest_configure(config)
-
-
-def test_a_test_whose_file_is_missing_is_told_in_one_sentence(tmp_path):
-    config = SimpleNamespace(getoption={"solutions": str(tmp_path)}.get)
-    items = [SimpleNamespace(getparent=lambda kind: None)]
-    with pytest.raises(pytest.UsageError, match="not there; `python notebooks/exercises/make.py`"):
-        conftest.pytest_collection_modifyitems(items, config)
-
-
-def test_a_function_without_a_folder_is_told_in_one_sentence():
-    with pytest.raises(pytest.UsageError, match="--function needs --solutions"):
-        conftest.pytest_configure(SimpleNamespace(getoption={"function": "prune"}.get))
-
-
-def blank_ones(output):
-    """The functions that the output calls blank."""
-    lines = re.findall(r"^SKIPPED .*: not written yet: (.*)", output, re.MULTILINE)
-    return {name for line in lines for name in line.split(", ")}
-
-
-def test_a_file_that_is_done_is_green_a_blank_one_is_left_out_and_a_mistake_is_red(tmp_path):
+def test_a_mistake_is_red_and_a_blank_function_is_left_out(tmp_path):
     """Tests of what is no exercise, such as test_copying, are not run: they would count as a
-    student's success."""
+    student's success. `prune` is right in any order, and whichever of equal |A| it takes."""
     make(tmp_path)
     write(tmp_path, "family/drgrpo.py", NAMES["family/drgrpo.py"])
-    write(tmp_path, "cppo.py", NAMES["cppo.py"])
-    text = (tmp_path / "cppo.py").read_text().replace(".abs() >= threshold", " >= threshold")
-    (tmp_path / "cppo.py").write_text(text)
-    names = ("grpo_advantages", "cppo", "drgrpo", "tis", "copying")
-    passed, failed, output = run(tmp_path, [TESTS / f"test_{name}.py" for name in names])
-    assert set(passed) == {"cppo", "drgrpo"} and failed == ["cppo"]
-    assert blank_ones(output) == {
-        "group_advantages", "sequence_importance_weights", "truncated_importance_weights"}
+    fill(tmp_path, "cppo.py", "prune", "return advantages.abs().topk(k).indices")
+    fill(tmp_path, "cppo.py", "keep_count", "return int(group_size * (1 - pruning_rate))")
+    names = ("grpo_advantages", "cppo", "drgrpo", "copying")
+    files = [TESTS / f"test_{name}.py" for name in names]
+    passed, failed, output = run(*files, "--solutions", tmp_path)
+    assert set(passed) == {"cppo", "drgrpo"} and failed == ["cppo"] * 2
+    blank = {"group_advantages", *NAMES["cppo.py"]} - {"prune", "keep_count"}
+    assert blank_ones(output) == blank
+
+    # one function alone, with the second part: all others are the project's
+    fill(tmp_path, "cppo.py", "prune_below", "return advantages.abs() >= threshold")
+    words = "--solutions", tmp_path, "-m", "ours or not ours", "--function", "prune_below"
+    passed, failed, output = run(TESTS / "test_cppo.py", *words)
+    assert passed and not failed and "SKIPPED" not in output
 
 
-@pytest.mark.parametrize("line, right", [
-    ("return advantages.abs().topk(k).indices", True), ("return advantages.topk(k).indices", False)
+def test_a_blank_folder_is_not_green(tmp_path):
+    make(tmp_path)
+    output = run(TESTS / "test_cppo.py", "--solutions", tmp_path)[2]
+    assert "not solved yet: write one of the functions first" in output
+
+
+@pytest.mark.parametrize("options, sentence", [
+    ({"solutions": "nowhere"}, "`python notebooks/exercises/make.py` makes them"),
+    ({"function": "prune"}, "--function needs --solutions"),
 ])
-def test_one_function_is_judged_while_the_others_are_blank(line, right, tmp_path):
-    """It is right in any order, and whichever of equal |A| it takes."""
-    make(tmp_path)
-    fill(tmp_path, "cppo.py", "prune", line)
-    passed, failed, output = run(tmp_path, [TESTS / "test_cppo.py"])
-    assert (failed == []) == right and len(passed) + len(failed) > 8
-    assert blank_ones(output) == {*NAMES["cppo.py"]} - {"prune"}
-
-
-def test_with_function_all_others_are_the_projects(tmp_path):
-    """Another one is wrong, the others are blank. Both parts are asked."""
-    make(tmp_path)
-    write(tmp_path, "cppo.py", ["prune"])
-    fill(tmp_path, "cppo.py", "batch_rows", 'raise ValueError("wrong")')
-    words = "--function", "prune", "-m", "ours or not ours"
-    passed, failed, output = run(tmp_path, [TESTS / "test_cppo.py"], *words)
-    assert len(passed) > 14 and not failed and "SKIPPED" not in output
-
-
-def test_a_blank_function_that_is_asked_for_is_red(tmp_path):
-    make(tmp_path)
-    passed, failed, output = run(tmp_path, [TESTS / "test_cppo.py"], "--function", "keep_count")
-    assert not passed and failed and "NotImplementedError: write keep_count;" in output
+def test_options_without_files_are_told_in_one_sentence(options, sentence):
+    with pytest.raises(pytest.UsageError, match=sentence):
+        conftest.pytest_configure(SimpleNamespace(getoption=options.get))
 
 
 @pytest.mark.slow
 def test_every_function_has_a_test_about_it_and_the_right_ones_pass_all(tmp_path):
-    """The first functions of all files are wrong, then the second ones, and so on."""
     every = [test for tests in TESTED.values() for test in tests]
-    make(tmp_path / "blank")
-    passed, failed, output = run(tmp_path / "blank", every)
-    assert not passed and not failed
-    assert blank_ones(output) == {name for names in NAMES.values() for name in names}
-
-    for n in range(max(map(len, NAMES.values()))):
-        files = [file for file in NAMES if n < len(NAMES[file])]
-        make(tmp_path / str(n))
-        for file in files:
-            fill(tmp_path / str(n), file, NAMES[file][n], f'raise ValueError("{NAMES[file][n]};")')
-        _, _, output = run(tmp_path / str(n), [test for file in files for test in TESTED[file]])
-        assert {*re.findall(r"ValueError: (\w+);", output)} == {NAMES[file][n] for file in files}
-
+    make(tmp_path)
+    write(tmp_path, "cppo.py", ["prune"])
+    _, failed, output = run(*every, "--solutions", tmp_path)
+    assert blank_ones(output) == {name for names in NAMES.values() for name in names} - {"prune"}
     for file, names in NAMES.items():
-        write(tmp_path / "blank", file, names)
-    passed, failed, _ = run(tmp_path / "blank", every)
+        if file != "cppo.py":
+            write(tmp_path, file, names)
+    write(tmp_path, "cppo.py", [name for name in NAMES["cppo.py"] if name != "prune"])
+    passed, failed, _ = run(*every, "--solutions", tmp_path)
     assert failed == [] and {f"test_{name}" for name in passed} == {test.stem for test in every}
+
+
+# --- the cells of the notebooks ---
+
+SOLUTIONS = {
+    name: function
+    for path in sorted(ROOT.glob("notebooks/solutions/*.py"))
+    for name, function in runpy.run_path(str(path)).items() if name.startswith("my_")
+}
+WRONG = {  # what somebody may write
+    "my_leave_one_out_advantages": lambda r: r - r.mean(1, keepdim=True),
+    "my_token_entropies": lambda logits, temperature=1: -logits.log_softmax(-1).mean(-1),
+    "my_token_mean_weights": sequence_mean_weights,
+    "my_retain": lambda metric, k, largest=False: metric.topk(k).indices,
+    "my_batch_rows": lambda kept, group_size: kept.flatten(),
+    "my_max_variance_subset": lambda r, m: prune(group_advantages(r), m),
+    "my_keep_count": lambda group_size, rate: int(group_size * (1 - rate)),
+    "my_adaptive_k": lambda mean, history, ks=(4, 6, 8, 8): (mean < history.median()).long() + 4,
+    "my_completion_mask": lambda completions, eos: completions != eos,
+    "my_positions": lambda mask: mask.cumsum(1),
+    "my_drgrpo_loss": lambda *batch, max_tokens=None, **options: grpo_loss(*batch, **options),
+    "my_kept_logprobs": lambda logits, tokens, kept, **options: token_logprobs(
+        logits, tokens, **options),
+    "my_prune_pooled": lambda A, n, **options: A.abs().topk(n // 2).indices.flatten(),
+    "my_gae": lambda rewards, values, mask, **options: (rewards - values, rewards),
+}
+
+
+@pytest.mark.parametrize("name", SOLUTIONS)
+def test_a_cell_says_green_not_solved_yet_or_what_the_first_failing_test_says(name, capsys):
+    def said(function):
+        function.__name__ = name
+        judge(function)
+        return capsys.readouterr().out
+
+    assert said(SOLUTIONS[name]) == "green\n"
+    assert said(lambda *_, **options: None) == f"{name}: not solved yet.\n"
+    # a sentence of several words, and the file
+    one = r'\w+: \d+ of \d+ tests fail. The first one says: "(\w+ ){3,}\w+" \(tests/\S+\). .+\n'
+    assert re.fullmatch(one, said(lambda *a, **options: WRONG[name](*a, **options)))
+
+
+def test_each_exercise_of_a_notebook_has_its_solution():
+    for path in sorted(ROOT.glob("notebooks/[1-9]_*.ipynb")):
+        judged = re.findall(r'"judge\((\w+)\)"', path.read_text())
+        solutions = exercises((ROOT / f"notebooks/solutions/{path.stem}.py").read_text())
+        assert judged == [function.name for function in solutions] != []

@@ -198,22 +198,3 @@ def test_a_run_repeats_without_signal_nothing_moves_and_a_wrong_reward_is_one_se
     assert sentences[0] == "The reward fails: nothing is not defined"
     assert sentences[1] == "The reward must be a finite number, not NaN."
     assert len(set(sentences)) == 5
-
-
-def test_settings_are_checked():
-    wrong = [
-        {"method": "ppo"}, {"group_size": 1}, {"group_size": 2.5}, {"pruning_rate": 0.97},
-        {"pruning_rate": None}, {"questions_per_step": 0}, {"lr": -1}, {"beta": "0"}, {"mu": 0},
-        {"epsilon": 0}, {"temperature": 0}, {"seed": -1}, {"questions_per_step": 64},
-    ]
-    good, sentences = run_js("""
-      const make = settings => {
-        try { make_lane(bytes, settings, answer_right); }
-        catch (error) { return error.message === check_settings(settings) && error.message; }
-        return settings.questions_per_step;
-      };
-      return [METHODS.map(method => make(default_settings(method))),
-              given.wrong.map(change => make({ ...default_settings("cppo"), ...change }))];
-    """, base64=weights_in_base64(), wrong=wrong)
-    assert good == [1, 8, 8, 8, 1]
-    assert all(isinstance(sentence, str) for sentence in sentences)

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from engine.model.contract import Sampling
 from engine.model.logprobs import completion_mask
-from engine.model.sampling import Sampler
+from engine.model.sampler import Sampler
 from experiments.library import toy_model
 from grpo import grpo_loss, token_logprobs
 from tasks import toy

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tokenizers.processors import TemplateProcessing
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
 from experiments.library import toy_model
@@ -77,16 +76,6 @@ def test_a_score_is_that_of_the_last_token_whatever_else_is_in_the_batch(
     texts = [text.format(*x) for x in zip(QUESTIONS, COMPLETIONS)]
     assert scores == by_hand(judge, texts * 4)
     assert judge.model.dtype == torch.float32 and not judge.model.training
-
-
-@pytest.mark.parametrize("template, text", [(None, "<eos>3=?3"), (TEMPLATE, "?3=?<eos>=3<eos>")])
-def test_only_plain_text_gets_the_tokenizers_own_special_tokens(load, tmp_path, template, text):
-    judge = load(make(tmp_path, template=template))
-    # like a BOS
-    judge.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="<eos> $A", special_tokens=[("<eos>", 1)]
-    )
-    assert judge.judged(["3"], question=["3=?"]) == by_hand(judge, [text])
 
 
 def test_a_model_of_several_labels_or_without_a_head_is_refused(load, tmp_path):

@@ -28,7 +28,7 @@ from engine.data.questions import load_questions
 from engine.model.contract import Completions, Sampling
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy, completion_mask
-from grpo import group_advantages, grpo_loss, sequence_mean_weights, token_logprobs
+from grpo import group_advantages, grpo_loss, sequence_mean_weights
 from tasks import toy
 from tasks.table import TASKS
 from tests.engine.test_ranks import torchrun
@@ -99,22 +99,6 @@ def test_the_loss_and_its_gradient(sign, old_gap, ref_gap):
     assert others == [None, None]
     assert gradient.isfinite().all()
     close(gradient, expected, rtol=1e-6, atol=1e-6)
-
-
-@torch.no_grad()
-def test_the_log_probabilities(loaded):
-    """Prompts of different lengths, padded on the left."""
-    model, tokenizer = loaded
-    asked = [toy.question(0), {"question": "1+2=?", "answer": "3"}]
-    torch.manual_seed(0)
-    tokens, seen, mask = nano.sample(model, tokenizer, nano.TOY, asked)
-    T = mask.shape[1]
-    found = nano.logprobs(model, tokens, seen, T)
-    for row, own, real in zip(found, tokens, seen.bool()):
-        text = own[real][None]  # alone, without padding
-        logp = token_logprobs(model(text).logits[:, :-1], text[:, 1:])[0]
-        n = real[-T:].sum()
-        close(row[:n], logp[-n:], rtol=0, atol=1e-5)
 
 
 def test_positions_begin_at_the_first_token():

@@ -1,5 +1,5 @@
 """What a package index, a citation and an editable install read: pyproject.toml says the same as
-requirements.txt, CITATION.cff, CHANGELOG.md and the files themselves."""
+requirements.txt, CITATION.cff, docs/CHANGELOG.md and the files themselves."""
 
 import re
 import tomllib
@@ -51,5 +51,5 @@ def test_the_citation_and_the_changes_name_this_version_and_its_authors():
     assert citation["license"] == PROJECT["license"]
     [author] = citation["authors"]
     assert [author] == PROJECT["authors"] and author["name"] in (ROOT / "LICENSE").read_text()
-    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    newest = re.search(r"^## (\S+)", (ROOT / "docs/CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest[1] == PROJECT["version"]

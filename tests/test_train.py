@@ -27,11 +27,12 @@ from engine.data import questions as questions_module
 from engine.model import shards
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
-from engine.model.sampling import Sampler
+from engine.model.sampler import Sampler
 from engine.run import begin, checkpoint, state
 from engine.run.metrics import first_group
 from engine.run.state import Run, run_progress
 from tasks.table import task_of
+from tests.engine.runs import go_on, metrics_of
 from tests.examples import named
 from tests.training import CPU, LONGEST, logprobs, networks_around, stepper
 
@@ -167,7 +168,7 @@ def test_tokens_that_the_sampler_did_not_report_are_counted(step_inputs, monkeyp
     for name in ("entropy", "group_gap", "sampler_gap", "sampler_gap_max", "loss", "grad_norm"):
         assert math.isfinite(metrics[name]), name
     assert metrics["grad_norm"] == everything.metrics["grad_norm"]
-    assert metrics["entropy"] > 0
+    assert metrics["entropy"] > 0 and metrics["sampler_gap_max"] < 1e-3
 
 
 def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(
@@ -297,12 +298,11 @@ def go(small, folder, *options, steps=3):
 def run_of(folder):
     """What a run has come to: its metrics without the seconds, GFPO's past, and the networks and
     moments of its checkpoint."""
-    rows = [{k: v for k, v in row.items() if "seconds" not in k}
-            for row in files.read(folder / "metrics.jsonl")]
     newest, saved = checkpoint.newest(folder), {}
     for path in newest.glob("networks/*"):
         saved |= load_file(path)
-    return rows, json.loads((newest / "state.json").read_text())["past"], saved
+    past = json.loads((newest / "state.json").read_text())["past"]
+    return metrics_of(folder), past, saved
 
 
 def stop_after(step, monkeypatch):
@@ -332,7 +332,7 @@ def test_a_reference_a_critic_and_the_past_survive_a_resume(
     go(small, tmp_path / "straight", *options)
     stop_after(2, monkeypatch)
     assert go(small, tmp_path / "resumed", *options) == 130
-    train.main(["--output_dir", str(tmp_path / "resumed"), "--resume"])
+    go_on(tmp_path / "resumed")
     (rows, past, saved), resumed = run_of(tmp_path / "straight"), run_of(tmp_path / "resumed")
     assert (rows, past) == resumed[:2] and [row["step"] for row in rows] == [1, 2, 3]
     torch.testing.assert_close(saved, resumed[2], rtol=0, atol=0)
@@ -384,7 +384,7 @@ def test_stop_kl_ends_a_run_with_the_checkpoint_from_before(small, tmp_path, mon
         saved = load_file(folder / "checkpoint-000002/model.safetensors")
         after = evaluated.pop("evaluation after")
         assert all(torch.equal(weight, after[name].cpu()) for name, weight in saved.items())
-        train.main(["--output_dir", str(folder), "--resume", "--stop_kl", limit])
+        go_on(folder, f"--stop_kl {limit}")
     assert run_of(folder)[0] == measured and checkpoint.newest(folder).name == "checkpoint-000006"
 
 
@@ -491,11 +491,11 @@ def test_a_row_with_a_rule_of_its_own_is_listed_trains_and_resumes(small, tmp_pa
         assert re.search(r"^mine .* first_two +· +0.75 ", table(), re.MULTILINE)
     train.main(["--model", small, "--algorithm", "mine", "--plan"])
     go(small, tmp_path / "run", "--algorithm", "mine", "--beta", "0", steps=1)
-    train.main(["--output_dir", str(tmp_path / "run"), "--resume", "--steps", "2"])
+    go_on(tmp_path / "run", "--steps 2")
     options = json.loads((tmp_path / "run/run.json").read_text())
     assert (options["keep"], options["steps"]) == (name, 2)
     # without β there is no reference
-    assert [row["kl"] for row in files.read(tmp_path / "run/metrics.jsonl")] == [0, 0]
+    assert [row["kl"] for row in metrics_of(tmp_path / "run")] == [0, 0]
     for sample in files.read(tmp_path / "run/samples.jsonl"):
         kept = [row["kept"] for row in sample["completions"]]
         assert kept == [True] * 2 + [False] * 6

@@ -4,14 +4,15 @@ made."""
 import copy
 import inspect
 import math
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 
+import batches
 import update as update_module
 from algorithms import ALGORITHMS, resolve
+from batches import cut_into_micro_batches
 from engine.base import ranks
 from engine.model.critic import Critic
 from engine.model.logprobs import Policy, computed_lengths
@@ -28,13 +29,7 @@ from tests.training import (
     weights_of,
     with_reference,
 )
-from update import (
-    Limits,
-    accumulate,
-    compute_minibatch,
-    cut_into_micro_batches,
-    gradient,
-)
+from update import Limits, accumulate, compute_minibatch, gradient
 
 # what a token counts (N sequences of n tokens, M tokens in all, L the longest allowed), clip, β,
 # one ratio per sequence. The other rows have one of these losses
@@ -44,7 +39,6 @@ PLAIN = {
     "drgrpo": (lambda n, N, M, L: 1 / (N * L), 0.8, 1.2, 0.0, False),
     "dapo": (lambda n, N, M, L: 1 / M, 0.8, 1.28, 0.0, False),
     "gspo": (lambda n, N, M, L: 1 / (N * n), 1 - 3e-4, 1 + 4e-4, 0.0, True),
-    "gspo_token": (lambda n, N, M, L: 1 / (N * n), 1 - 3e-4, 1 + 4e-4, 0.0, True),
 }
 
 
@@ -136,8 +130,6 @@ def test_the_first_ratio_is_1_and_the_first_loss_0_but_not_its_gradient(six):
 ])
 def test_no_micro_batch_reads_anything_off_the_device(six, name, correction, monkeypatch):
     """On the device `meta` a tensor has no numbers: whoever asks for one gets an error."""
-    # it does not know the device meta
-    monkeypatch.setattr(torch, "autocast", lambda *args, **options: nullcontext())
     monkeypatch.setitem(PACES, "meta", PACES["cuda"])
     model, batch = six
     model.to("meta")
@@ -218,13 +210,13 @@ def test_devices_with_shards_make_equally_many_passes(six):
 def test_a_mini_batch_is_cut_once_until_the_limit_changes(six, monkeypatch):
     """Once for the reference, π_old and all μ passes, each of which computes as the cut says."""
     model, batch = six
-    own, cuts = update_module.rows_of_micro_batches, []
+    own, cuts = batches.rows_of_micro_batches, []
 
     def counted(batch, max_tokens, policy):
         cuts.append(max_tokens)
         return own(batch, max_tokens, policy)
 
-    monkeypatch.setattr(update_module, "rows_of_micro_batches", counted)
+    monkeypatch.setattr(batches, "rows_of_micro_batches", counted)
     policy, limits = Policy(model), Limits(micro_batch_tokens=30)
     with torch.no_grad():
         batch.ref_logp = compute_minibatch(policy.logprobs, batch, policy, limits)
@@ -386,23 +378,6 @@ def test_if_the_clip_takes_the_policys_gradient_the_critics_update_leaves_the_po
 
     (policy, bias), (expected, before) = weights(0.0, 1.0), weights(0.0)
     assert torch.equal(policy, expected) and bias > before
-
-
-def test_a_token_that_the_sampler_did_not_report_is_not_corrected(six):
-    """It counts as if the sampler had computed what the trainer does."""
-    model, batch = six
-    algorithm = resolve("grpo", mu=1, beta=0.0, importance_weights="token_truncate")
-    old_logp = logprobs(model, batch)
-
-    def result(first):
-        sampled = old_logp - 0.2 * batch.mask
-        sampled[:, 0] = first
-        after, stats = after_update(six, algorithm, old_logp=old_logp, sampled_logp=sampled)
-        return weights_of(after), stats
-
-    (weights, stats), (expected, of_all) = result(math.nan), result(old_logp[:, 0])
-    assert torch.equal(weights, expected) and stats == of_all
-    assert stats["skipped"] == [False] and 0 < stats["sampler_gap"] < 0.2
 
 
 @pytest.mark.parametrize("sharded, tries", [(False, 3), (True, 1)])

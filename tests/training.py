@@ -13,14 +13,16 @@ import torch
 
 import train
 from algorithms import resolve
+from batches import cut_into_minibatches
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy, completion_mask
-from engine.model.networks import Networks, add_optimizer, first_critic, frozen, our_sampler
+from engine.model.networks import Networks, add_masters, add_optimizer, first_critic, frozen
 from engine.model.pace import PACES
+from engine.model.sampler import Sampler
 from grpo import token_logprobs
 from records import FIRST, Batch, Rollout
 from tests.examples import named
-from update import Limits, cut_into_minibatches, update
+from update import Limits, update
 
 CPU = torch.device("cpu")
 LONGEST = 48  # tokens of a completion of the toy
@@ -129,11 +131,13 @@ def updated(model, optimizer, minibatches, algorithm, *, critic=None, limits=Non
 
 def networks_around(policy, tokenizer, *, lr, beta=0.0, critic=False, reference=None):
     """The Networks of a policy that is in memory."""
-    networks = Networks(policy, tokenizer, our_sampler(policy, tokenizer))
-    if beta:
-        networks.reference = reference or frozen(policy)
+    networks = Networks(policy, tokenizer)
     if critic:
         networks.critic = first_critic(policy)
+    add_masters(networks)
+    if beta:
+        networks.reference = reference or frozen(policy)
+    networks.sampler = Sampler(policy.model, tokenizer)
     add_optimizer(networks, SimpleNamespace(lr=lr), critic_lr=lr)
     return networks
 

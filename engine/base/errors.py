@@ -2,7 +2,11 @@
 
 import difflib
 import errno
+import traceback
+from pathlib import Path
 from textwrap import shorten
+
+import torch
 
 CANNOT_WRITE = {  # the number of an OSError: what it means to the user
     **dict.fromkeys(
@@ -35,3 +39,29 @@ def unknown(what, word, names):
 def one_line(error):
     """The kind of an error and its message, which is cut between two words."""
     return f"{type(error).__name__}: {shorten(str(error), 300, placeholder=' …')}"
+
+
+def call_own(function, name, wanted, fits, *arguments, **named):
+    """function(*arguments, **named) of a function of the user's own. If it fails, or returns what
+    does not fit, a UserError says what came, what is wanted, and where.
+
+    name: of the function. wanted: what it must return, in words. fits(returned, *arguments,
+    **named) → bool; an error of it means no.
+    """
+    try:
+        returned = function(*arguments, **named)
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}, line {place.lineno}"
+        raise UserError(f"{name} failed: {one_line(error)} ({where}).") from error
+    try:
+        good = fits(returned, *arguments, **named)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        good = False
+    if not good:
+        shape = f" of shape {tuple(returned.shape)}" if torch.is_tensor(returned) else ""
+        shown = " ".join(repr(returned).split())
+        raise UserError(f"{name} must return {wanted}. It returned {shown:.80}{shape}.")
+    return returned

@@ -1,7 +1,8 @@
 """The contract of a sampler, and the records that go through it.
 
-The project's sampler (sampling.py) keeps the contract, and so does vLLM's (vllm.py). One of
-your own is a class in a file: --sampler FILE.py:CLASS takes it.
+The project's sampler (sampler.py) keeps the contract. One of your own is a class in a file:
+--sampler FILE.py:CLASS takes it. Two are written already: examples/my_sampler.py with transformers'
+`generate`, and examples/vllm_sampler.py with vLLM.
 
     Class.check(options)
         refuses options of a run that it cannot serve (UserError). options: all, as attributes.
@@ -17,11 +18,11 @@ your own is a class in a file: --sampler FILE.py:CLASS takes it.
         is added to them. sampling: a Sampling; temperature 0 takes the most likely token. `logp` is
         that of the sampled tokens at the temperature (at 1 if it is 0), before top_p and top_k.
         `mask` says which tokens the policy wrote: only these are trained on. What a tool wrote
-        takes room, too: a completion has at most sampling.max_new_tokens tokens. The same seed
-        gives the same completions. places: the number of each prompt among those of all ranks;
-        None: 0, 1, 2 …; two prompts with different numbers draw differently. A completion ends
-        with the first token after which its text holds one of `sampling.stop`. A sampler that
-        cannot do this refuses options.stop.
+        takes room, too: a completion has at most sampling.max_new_tokens tokens. Every token,
+        padding too, has an embedding in the policy. The same seed gives the same completions.
+        places: the number of each prompt among those of all ranks; None: 0, 1, 2 …; two prompts
+        with different numbers draw differently. A completion ends with the first token after which
+        its text holds one of `sampling.stop`. A sampler that cannot do this refuses options.stop.
     refresh(weights)
         samples from these weights from now on. weights: an iterator over (name of a parameter,
         whole tensor in the sampler's `dtype`). Every rank consumes it, or no rank: with
@@ -36,6 +37,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+
+from engine.base.errors import call_own
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,30 @@ class Completions:
                 text = before_stop(decode(written + row[end : end + 1]), self.stop, text)
             texts.append(thoughts[i // group_size] + text)
         return texts
+
+
+def check_sampler(sampler, name, vocabulary):
+    """Let what a sampler of the user's own returns be checked. vocabulary: how many tokens the
+    model has. At any other token a GPU would stop with an error that does not tell the cause.
+
+    To look at the tokens, the host waits for the GPU. It would do so next anyway, to read the
+    completions.
+    """
+
+    def fits(drawn, prompts, group_size, sampling, *others):
+        tokens, N = drawn.tokens, len(prompts) * group_size
+        T = tokens.shape[1]
+        kinds = [tokens.dtype, drawn.mask.dtype, len(drawn.lengths), len(drawn.truncated)]
+        shapes = [x.shape for x in (tokens, drawn.logp, drawn.mask)]
+        return (kinds == [torch.int64, torch.bool, N, N] and shapes == [(N, T)] * 3
+                and T <= max(1, sampling.max_new_tokens)
+                and ((tokens >= 0) & (tokens < vocabulary)).all())
+
+    sampler.sample = partial(
+        call_own, sampler.sample, name,
+        "Completions: tokens (int64), logp and mask (bool), each (N, T) for N = prompts × "
+        "group_size and T ≤ max_new_tokens, and lengths and truncated, each (N,). Each token, "
+        f"padding too, must be one of the model's, 0 to {vocabulary - 1}", fits)
 
 
 def before_stop(whole, stop, text):

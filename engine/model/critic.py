@@ -26,9 +26,7 @@ class Critic(torch.nn.Module):
     def forward(self, batch):
         """(N, T) float32: V(s_t), predicted before token t, for the completions of a Batch. It is 0
         on padding."""
-        half = self.dtype != torch.float32
-        with torch.autocast(batch.tokens.device.type, self.dtype, enabled=half):
-            states, _, positions = completion_states(self.backbone, batch, self.shares_prompts)
+        states, _, positions = completion_states(self.backbone, batch, self.shares_prompts)
         # float32, because the advantages depend on this one number
         values = self.head(states.float()).squeeze(-1)
         return spread(values, positions, batch.tokens.shape)

@@ -13,7 +13,7 @@ from engine.base.errors import UserError, one_line
 from engine.model.contract import Sampling
 from engine.model.folders import adapters_in, resolve_model
 from engine.model.precision import TINY, choose_dtype, nearly_equal
-from engine.model.sampling import Sampler
+from engine.model.sampler import Sampler
 
 
 def load_model(name, device, dtype="auto", *, frozen=False, place=None):

@@ -40,14 +40,12 @@ class Policy:
         if self.at_start:
             adapters_of_start(model)
         try:
-            half = self.dtype != torch.float32
-            with torch.autocast(batch.tokens.device.type, self.dtype, enabled=half):
-                states, targets, positions = completion_states(
-                    model.base_model, batch, self.shares_prompts)
-                head = model.get_output_embeddings()
-                size = max(1, PACES[states.device.type].chunk_elements // len(head.weight))
-                scores = ThroughHead.apply(
-                    states, targets, head.weight, head.bias, size, self.temperature, with_entropy)
+            states, targets, positions = completion_states(
+                model.base_model, batch, self.shares_prompts)
+            head = model.get_output_embeddings()
+            size = max(1, PACES[states.device.type].chunk_elements // len(head.weight))
+            scores = ThroughHead.apply(
+                states, targets, head.weight, head.bias, size, self.temperature, with_entropy)
         finally:
             if self.at_start:
                 model.enable_adapters()
@@ -131,21 +129,18 @@ class ThroughHead(torch.autograd.Function):
     """Returns the log-probabilities of the targets (M,) and, if `with_entropy`, the entropies (M,).
     The logits are states @ weight.T + bias. They are computed for `size` tokens at a time.
 
-    The weight is cast to autocast's dtype once. The backward pass computes each chunk's logits
-    again. It adds up the gradients of the weight and of the bias in float32, so that their error
-    does not grow with the number of chunks.
+    The products are computed in the weight's dtype, all else in float32. The backward pass computes
+    each chunk's logits again. It adds up the gradients of the weight and of the bias in float32, so
+    that their error does not grow with the number of chunks.
     """
 
     @staticmethod
     def forward(ctx, states, targets, weight, bias, size, temperature, with_entropy):
-        dtype = linear(states[:0], weight[:0]).dtype  # autocast's, if it is on
-        weight = weight.to(dtype)
-        bias = None if bias is None else bias.to(dtype)
         ctx.save_for_backward(states, targets, weight, bias)
         ctx.size, ctx.temperature = size, temperature
         logp, entropy = [], []
         for s, target in zip(states.split(size), targets.split(size)):
-            logits = linear(s.to(dtype), weight, bias)[None]
+            logits = linear(s.to(weight.dtype), weight, bias)[None]
             logp.append(token_logprobs(logits, target[None], temperature=temperature)[0])
             if with_entropy:  # in two halves: token_entropies makes three tensors of this size
                 for half in logits.chunk(2, dim=1):

@@ -7,41 +7,44 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.base import own, ranks
+from engine.base import ranks
 from engine.base.errors import UserError
 from engine.base.files import known_or_own
 from engine.model import shards
-from engine.model.contract import stop_tokens
+from engine.model.contract import check_sampler, stop_tokens
 from engine.model.critic import Critic
 from engine.model.loading import adapters_in_float32, load_model
 from engine.model.logprobs import START, Policy, recompute_layers
-from engine.model.precision import choose_dtype, frozen_copy, with_parameters
+from engine.model.precision import (
+    choose_dtype,
+    frozen_copy,
+    round_again,
+    rounded,
+    with_parameters,
+)
 from engine.model.prompts import shares_prompts
-from engine.model.sampling import Sampler
-from engine.model.vllm import VLLM
+from engine.model.sampler import Sampler
 from tasks.table import task_of
 
 # peft warns of a second set of adapters, which START is
 warnings.filterwarnings("ignore", "Already found a `peft_config` attribute")
 
-# --sampler NAME; contract.py says what a sampler does
-SAMPLERS = {"ours": Sampler, "vllm": VLLM}
-
 
 def sampler_class(word):
-    """The class that `--sampler` names: a name of SAMPLERS, or FILE.py:CLASS."""
-    kind = known_or_own(word, SAMPLERS, "sampler", "--sampler")
+    """The class that `--sampler` names, "ours" or FILE.py:CLASS. contract.py says what it has."""
+    kind = known_or_own(word, {"ours": Sampler}, "sampler", "--sampler")
     if not (hasattr(kind, "check") and hasattr(kind, "sample")):
         raise UserError(f"--sampler {word} lacks check or sample: engine/model/contract.py says "
                         "what a sampler has.")
     return kind
 
 
-def make_sampler(word, *arguments, **named):
-    """A sampler other than ours. What one of the user's own returns is checked."""
+def make_sampler(word, model, *arguments, **named):
+    """A sampler of the user's own. What it returns is checked. model: the policy's, which reads the
+    sampled tokens."""
     sampler = sampler_class(word)(*arguments, **named)
-    if word not in SAMPLERS:
-        own.check_sampler(sampler, f"--sampler {word}")
+    vocabulary = model.get_input_embeddings().num_embeddings
+    check_sampler(sampler, f"--sampler {word}", vocabulary)
     return sampler
 
 
@@ -58,14 +61,37 @@ class Networks:
     optimizer: torch.optim.Optimizer | None = None
     reference: Policy | None = None  # None if β is 0 and nothing else needs the KL
     critic: Critic | None = None
+    # of the policy's model and of the critic, if they compute in bfloat16 (precision.py)
+    masters: list[torch.nn.Module] | None = None
 
     @property
     def model(self):
         return self.policy.model
 
     @property
-    def learners(self):
+    def trained(self):
+        """The networks that learn."""
         return [network for network in (self.model, self.critic) if network]
+
+    @property
+    def learners(self):
+        """The networks that learn, with the weights that the optimizer changes."""
+        return self.masters or self.trained
+
+    def step(self):
+        """A step of the optimizer."""
+        self.optimizer.step()
+        self.round_weights()
+
+    def round_weights(self):
+        """Let the networks that learn compute with the masters of now."""
+        for network, masters in zip(self.trained, self.masters or []):
+            round_again(network, masters)
+
+    def zero_grad(self):
+        """Free all gradients."""
+        for network in self.trained + self.learners:
+            network.zero_grad()
 
     def refresh_sampler(self):
         """Let the sampler sample from the policy's weights of now."""
@@ -85,8 +111,8 @@ def build(config, algorithm, source, device, folder=None):
     config: the run's, of which data, sampling, update, devices and run are read. source: the model
     that the run starts from. folder: the checkpoint to resume from, or None.
 
-    Weights that are trained are float32; all others have the dtype of the policy's arithmetic. Each
-    copy is made in its final precision, so that a device never holds more than in training.
+    All networks have the dtype of the policy's arithmetic. The optimizer changes float32 weights.
+    Each copy is made in its final precision, so that a device never holds more than in training.
     """
     devices, sampling, seed = config.devices, config.sampling, config.run.seed
     compares = config.run.stop_kl or algorithm.beta  # with a reference
@@ -99,14 +125,15 @@ def build(config, algorithm, source, device, folder=None):
             source, folder, how, algorithm, compares, ours, devices.lora, seed)
     if not ours:
         networks.sampler = make_sampler(
-            sampling.sampler, folder or source, networks.tokenizer, networks.policy.dtype, sampling,
+            sampling.sampler, networks.model, folder or source, networks.tokenizer,
+            networks.policy.dtype, sampling,
             stop_ids=stop_tokens(networks.model, networks.tokenizer),
             longest=config.data.max_prompt_tokens + sampling.max_new_tokens, seed=seed)
     elif sampling.sampler != "ours":
         networks.sampler = make_sampler(
-            sampling.sampler, networks.sampler, networks.tokenizer, sampling)
+            sampling.sampler, networks.model, networks.sampler, networks.tokenizer, sampling)
     add_optimizer(networks, config.update, task_of(config.data.dataset).critic_lr)
-    for network in networks.learners if devices.gradient_checkpointing else ():
+    for network in networks.trained if devices.gradient_checkpointing else ():
         recompute_layers(network)
     return networks
 
@@ -126,14 +153,15 @@ def whole_networks(source, folder, how, algorithm, compares, ours, lora, seed):
     networks = Networks(policy, tokenizer)
     if lora:
         add_adapter(policy.model, lora, seed, folder)
+    if algorithm.critic:
+        networks.critic = first_critic(policy)
+    add_masters(networks)
     if compares and lora:
         networks.reference = replace(policy, at_start=True)
     elif compares:
         networks.reference = first or frozen(policy)
     if ours:
-        networks.sampler = our_sampler(policy, tokenizer)
-    if algorithm.critic:
-        networks.critic = first_critic(policy)
+        networks.sampler = Sampler(policy.model, tokenizer)
     return networks
 
 
@@ -150,17 +178,23 @@ def frozen(policy):
     return replace(policy, model=frozen_copy(policy.model, policy.dtype))
 
 
-def our_sampler(policy, tokenizer):
-    """Our sampler. If the policy's weights have another dtype than its arithmetic, it samples from
-    a copy: each of its small steps would cast the weights again."""
-    if policy.model.dtype == policy.dtype:
-        return Sampler(policy.model, tokenizer)
-    return Sampler(frozen_copy(policy.model, policy.dtype), tokenizer, copy=True)
-
-
 def first_critic(policy):
     """PPO's critic at the start of a run."""
     return Critic(deepcopy(policy.model.base_model), policy.dtype, policy.shares_prompts)
+
+
+def add_masters(networks):
+    """If the policy computes in bfloat16: let the weights of now be the masters, and rounded copies
+    of them compute."""
+    policy, critic = networks.policy, networks.critic
+    if policy.dtype == torch.float32:
+        return
+    networks.masters = networks.trained
+    policy.model = rounded(policy.model, policy.dtype)
+    if critic:
+        backbone = rounded(critic.backbone, critic.dtype)
+        networks.critic = Critic(backbone, critic.dtype, critic.shares_prompts)
+        networks.critic.head = critic.head  # it is float32, its own master
 
 
 def sharded_networks(source, folder, how, algorithm, compares, ours):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Pace:
-    # --- sampling (decoding.py) ---
+    # --- sampling (writing.py) ---
     # every so many tokens the host asks the device which completions have ended. While it waits for
     # the answer, a GPU gets nothing to do
     ask_every: int
@@ -23,7 +23,7 @@ class Pace:
     # --- scoring and updates ---
     # tokens of a micro-batch, if memory allows it
     micro_batch_tokens: int
-    # a second forward pass takes about as long as computing so many more tokens (prompts.py)
+    # a second forward pass takes about as long as computing so many more tokens (cutting.py)
     second_pass: int
     # tokens × vocabulary scored at a time; at most three float32 tensors of this size exist
     # together

@@ -1,7 +1,13 @@
-"""Precision: weights that learn are float32, because an update at lr 1e-6 is too small for bfloat16
-(bf16). Arithmetic is float32, or bf16 by autocast, as `--dtype` says."""
+"""Precision. The option `--dtype` names the dtype of a network: it samples, scores and learns in
+this dtype.
+
+An update at lr 1e-6 is too small for the weights of a network in bfloat16 (bf16). So the optimizer
+changes a second set of weights in float32, the masters. After each of its steps the network's
+weights are the rounded masters.
+"""
 
 from copy import deepcopy
+from functools import partial
 
 import torch
 
@@ -10,7 +16,7 @@ TINY = 10_000_000
 
 
 def choose_dtype(choice, device, parameters):
-    """The dtype of arithmetic, and of weights that are not trained.
+    """The dtype of a network's weights and of its arithmetic.
 
     choice: the option --dtype. auto: bf16 if the device multiplies bf16 matrices in hardware: a
     GPU from Ampere on, a CPU with Intel's AMX if the model is not tiny. Without such units bf16 is
@@ -42,6 +48,33 @@ def with_parameters(network, make):
         for p in network.parameters()
     }
     return deepcopy(network, memo)
+
+
+def rounded(masters, dtype):
+    """A network in `dtype` with the rounded weights of `masters`. Its gradients are added up in
+    those of the masters. Weights that do not learn are shared, if their dtype is the same."""
+    network = with_parameters(masters, lambda p: p.to(dtype))
+    for p, master in zip(network.parameters(), masters.parameters()):
+        if p.requires_grad:
+            p.register_post_accumulate_grad_hook(partial(add_gradient, master))
+    return network
+
+
+def add_gradient(master, p):
+    """Add the new gradient of a weight to that of its master, in float32, and free it."""
+    if master.grad is None:
+        master.grad = p.grad.float()
+    else:
+        master.grad += p.grad
+    p.grad = None
+
+
+@torch.no_grad()
+def round_again(network, masters):
+    """Let the weights of `rounded(masters)` be the rounded masters of now."""
+    for p, master in zip(network.parameters(), masters.parameters()):
+        if p.requires_grad:
+            p.copy_(master)
 
 
 def frozen_copy(network, dtype):

@@ -10,7 +10,7 @@ from engine.run import checkpoint
 from engine.run.hooks import load_hooks
 from engine.run.plan import choose_micro_batch_tokens
 from engine.run.state import Run, State, model_of
-from engine.scoring.golds import notes_on_golds
+from engine.scoring.gold_answers import notes_on_gold_answers
 from engine.scoring.score import accuracy_reward, load_rewards
 
 PROJECT = Path(__file__).parents[2]
@@ -54,8 +54,8 @@ def begin(config, algorithm, device, rows):
     refuse_nothing_to_do(run)
     if saved:
         notes += note_on_learning_rate(run)
-    of_golds = notes_on_golds(reward_functions, questions, run.numbers_ahead())
-    return run, notes + of_questions + of_tokens + of_golds
+    of_answers = notes_on_gold_answers(reward_functions, questions, run.numbers_ahead())
+    return run, notes + of_questions + of_tokens + of_answers
 
 
 def note_on_learning_rate(run):

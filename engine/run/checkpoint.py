@@ -95,7 +95,7 @@ def save_model(folder, networks, weights, state):
     """Write what transformers loads, and the State. The first rank does it."""
     if ranks.rank() == 0:
         shutil.rmtree(folder, ignore_errors=True)
-        networks.model.save_pretrained(folder, state_dict=weights)
+        networks.learners[0].save_pretrained(folder, state_dict=weights)
         networks.tokenizer.save_pretrained(folder)
         files.write(folder / "state.json", json.dumps(asdict(state), ensure_ascii=False))
 
@@ -146,7 +146,7 @@ def tensors_of(networks, with_optimizer):
 
     tensors = {}
     if networks.critic:
-        for name, tensor in networks.critic.state_dict().items():
+        for name, tensor in networks.learners[-1].state_dict().items():
             tensors[f"critic.{name}"] = tensor
     if with_optimizer:
         learners = torch.nn.ModuleList(networks.learners)
@@ -166,6 +166,7 @@ def restore(folder, networks):
     names = reader.read_metadata().state_dict_metadata
     trained = any(name.startswith("optimizer.") for name in names)
     dcp.load(tensors_of(networks, trained), storage_reader=reader)  # into these tensors
+    networks.round_weights()
 
 
 def checksums(folder):

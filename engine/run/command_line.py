@@ -221,9 +221,10 @@ def words_from(values):
     return words
 
 
-def command(values):
-    """A command that starts this program with these options, {name: value}, as one can paste it."""
-    processes = os.environ.get("WORLD_SIZE", "1")
+def command(values, processes=None):
+    """A command that starts this program with these options, {name: value}, as one can paste it.
+    processes: how many; None: as many as now."""
+    processes = str(processes or os.environ.get("WORLD_SIZE", "1"))
     start = ["python"] if processes == "1" else ["torchrun", "--nproc-per-node", processes]
     return shlex.join([*start, sys.argv[0], *words_from(values)])
 

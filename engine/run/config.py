@@ -13,10 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from algorithms import ALGORITHMS, KEEP, resolve, rule_name, usual_pruning_rate
-from engine.base import own, ranks
+from engine.base import ranks
 from engine.base.errors import UserError, unknown
 from engine.base.files import known_or_own
-from engine.run import checks, folder
+from engine.run import checks, folder, own
 from engine.run.command_line import check_limits, command, compose, flat, given, given_twice
 from engine.run.options import (
     ALGORITHM_OPTIONS,

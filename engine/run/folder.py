@@ -73,7 +73,7 @@ def options_for_eval(model):
             found["benchmark"] = [benchmark]
             if benchmark in TASKS:
                 del found["columns"]  # those of the table are known
-            if run["sampler"] not in ("ours", "vllm"):
+            if ":" in run["sampler"]:  # one of the user's own
                 found["sampler"] = run["sampler"]
             if judged_alike(run["dataset"], benchmark):
                 found["judge"] = run["rewards"][0]

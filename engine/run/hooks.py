@@ -19,9 +19,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from engine.base import ranks
-from engine.base.errors import UserError
+from engine.base.errors import UserError, call_own
 from engine.base.files import own_module
-from engine.base.own import call
 
 
 class Hooks(NamedTuple):
@@ -32,7 +31,8 @@ class Hooks(NamedTuple):
 
     def call(self, name, wanted, fits, *arguments):
         """What the user's function of this name returns."""
-        return call(getattr(self, name), f"--hooks {self.path}:{name}", wanted, fits, *arguments)
+        function = getattr(self, name)
+        return call_own(function, f"--hooks {self.path}:{name}", wanted, fits, *arguments)
 
     def options_at(self, step, progress):
         """{option: value} of the schedule; without one {}."""

@@ -63,7 +63,13 @@ class Logs:
         if "eval_accuracy" in metrics:
             best = ", the best so far" if run.better else ""
             scores = {name: metrics[f"eval_{name}"] for name in ("accuracy", "length")}
-            show_line("greedy", scores, None, f"  {run.chosen_on}{best}")
+            show_line("greedy", scores, None, f"  {chosen_on(run)}{best}")
+
+
+def chosen_on(run):
+    """The questions of --eval_every, in words."""
+    of = "test questions" if run.to_choose is run.test else "held-out training questions"
+    return f"{len(run.to_choose)} {of}"
 
 
 def begin(run_dir, last_step):
@@ -165,7 +171,7 @@ def finish(algorithm, run, after, notes):
     summary = {
         "algorithm": algorithm.name, "k": algorithm.k, "per_step": run.per_step,
         **asdict(run.state), "notes": notes, "after": after, "phases": phase_totals(rows),
-        **counts, "checkpoint": str(checkpoint.newest(folder)), "chosen_on": run.chosen_on}
+        **counts, "checkpoint": str(checkpoint.newest(folder)), "chosen_on": chosen_on(run)}
     del summary["past"]
     files.write(folder / checkpoint.SUMMARY, files.as_json(summary, indent=2))
     curves(folder, algorithm.name)

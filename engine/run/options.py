@@ -109,10 +109,8 @@ class SamplingOptions(Sampling):
         None, "texts that end a completion, besides the end-of-sequence tokens, for a base model "
         "that writes on; rewards do not see them")
     sampler: str = option(
-        "ours", "ours is engine/model/sampling.py; vllm needs its package; or "
-        "FILE.py:CLASS, one of your own")
-    vllm_share: float = option(
-        0.3, "share of a GPU's memory for vLLM's weights, activations and cache", limits="(0, 1)")
+        "ours", "ours is engine/model/sampler.py; or FILE.py:CLASS, one of your own "
+        "(examples/vllm_sampler.py:VLLM is vLLM)")
 
 
 @dataclass

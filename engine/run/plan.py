@@ -4,20 +4,19 @@ Memory may run out at two moments: while completions are sampled ("generation"),
 Loading, the optimizer's step and saving need less than these two.
 
 Bytes per parameter on a GPU that computes in bfloat16. With --dtype float32 each 2 becomes a 4, and
-there are no copies.
+there are no masters.
 
-    weights          4    float32. LoRA: 2 for a frozen parameter, 4 for one of the adapters
-    gradients        4    of trained parameters, in the update only; and that of the largest tensor
-                          twice more, while it is new
+    weights          2    they sample, score and learn
+    masters          4    of trained parameters: what the optimizer changes
+    gradients        4    of trained parameters, in the update only; and 6 of the largest tensor,
+                          while its gradient is new
     optimizer        8    of trained parameters: AdamW's two moments
     reference        2    if β > 0 or --stop_kl. LoRA: 0, because it is the policy without adapters
-    compute copy     2    of trained parameters, in the update only: autocast's casts
-    rollout copy     2    a copy to sample from; it has no memory during the update. LoRA: 0
 
-`--shard full` divides the first four by the number of devices. The compute copy is then
-the layers that are gathered at a time. The rollout copy is not divided. PPO's critic is a second
-backbone that is trained. Another sampler than our own has its share of the device instead of the
-rollout copy and the KV cache.
+`--shard full` divides the masters, the gradients, the optimizer and the reference by the number of
+devices. In place of the weights there are a copy to sample from, which has no memory during the
+update, and in the update the layers that are gathered at a time. PPO's critic is a second
+backbone that is trained. A sampler of the user's own is counted as if it were ours.
 
 The rest grows with the tokens. The plan takes the worst case: all prompts and completions are as
 long as allowed. A layer is that of a dense decoder with RMSNorm, a gated MLP and fused attention
@@ -31,10 +30,10 @@ import torch
 
 from engine.base import ranks
 from engine.base.errors import UserError
+from engine.model.cutting import two_pass_cost
 from engine.model.folders import prompt_room
 from engine.model.pace import PACES
 from engine.model.precision import TINY, choose_dtype
-from engine.model.prompts import two_pass_cost
 from engine.run.config import algorithm_of
 from engine.run.shapes import skeleton, widths
 
@@ -53,7 +52,6 @@ class Plan:
     trained: int  # parameters
     questions: int  # of a step, on each device
     at_once: int  # of these, questions that are sampled together
-    sampler_starts: bool  # False: its share of a device does not hold its weights and a completion
     micro_batch_tokens: int  # the option, or what was chosen
     items: dict  # {name: (bytes in the generation, bytes in the update)} on each device
 
@@ -64,7 +62,7 @@ class Plan:
 
     @property
     def fits(self):
-        return self.sampler_starts and max(self.peaks) <= USABLE * self.device
+        return max(self.peaks) <= USABLE * self.device
 
 
 def plan(options, devices=None):
@@ -103,19 +101,12 @@ def plan_with(micro_batch_tokens, options, devices):
     # of one completion: the keys and values of its row; and for one token the logits, their
     # log-softmax in float32, and sums of probabilities in float64
     cache = 2 * compute * keys * shape.num_hidden_layers * row
-    sampled = cache + shape.vocab_size * (compute + 4 + 8)
+    sampled = options.group_size * (cache + shape.vocab_size * (compute + 4 + 8))
     questions = at_once = algorithm.questions_per_step
-    sampler_starts = True
-    if options.sampler != "vllm":  # one of the user's own is taken for ours
-        sampled *= options.group_size
-        free = USABLE * device - sum(generation for generation, _ in items.values())
-        while at_once > 1 and at_once * sampled > free:  # so does our sampler
-            at_once //= 2
-        items["KV cache"] = (at_once * sampled, 0)
-    else:
-        share = options.vllm_share * device
-        sampler_starts = share >= sampled + compute * model.num_parameters()
-        items["sampler"] = (share, share)
+    free = USABLE * device - sum(generation for generation, _ in items.values())
+    while at_once > 1 and at_once * sampled > free:  # so does our sampler
+        at_once //= 2
+    items["KV cache"] = (at_once * sampled, 0)
 
     most = minibatch_tokens(algorithm, devices, prompt, completion)
     # a completion that is longer than a micro-batch gets a micro-batch of its own
@@ -129,8 +120,7 @@ def plan_with(micro_batch_tokens, options, devices):
     # for a chunk of completion tokens, in float32: logits, logits / temperature, log-softmax
     chunk = min(GPU.chunk_elements, tokens * completion // row * shape.vocab_size)
     items["logits"] = (0, 12 * chunk)
-    return Plan(
-        devices, device, trained, questions, at_once, sampler_starts, micro_batch_tokens, items)
+    return Plan(devices, device, trained, questions, at_once, micro_batch_tokens, items)
 
 
 def choose_micro_batch_tokens(options, device):
@@ -167,37 +157,38 @@ def parameter_items(model, compute, options, devices, critic):
 
     compute: bytes per number in products. critic: whether there is one.
     """
-    trained = total = model.num_parameters()
-    sharing = 1  # devices that divide a network
-    copy = compute * total
-    rollout = casts = copy if compute == 2 else 0
-    reference = copy if options.beta or options.stop_kl else 0
-    # of the largest tensor: it comes twice, before it is added to that of earlier micro-batches
-    new_gradient = 8 * max(p.numel() for p in model.parameters())
-    if options.shard == "full":
-        sharing = devices
-        rollout = copy
-        # the gathered weights, and their gradients before the devices divide them
-        casts = 2 * compute * gathered_parameters(model)
-        new_gradient = 0
-    if options.lora:
-        trained = adapter_parameters(model, options.lora)
-        rollout = casts = reference = new_gradient = 0
-    if options.sampler == "vllm":
-        rollout = 0
+    total = model.num_parameters()
+    largest = max(p.numel() for p in model.parameters())
+    trained = adapter_parameters(model, options.lora) if options.lora else total
     if critic:
         trained += model.base_model.num_parameters()
-    reference //= sharing
-    gradients = weights = 4 * trained // sharing
+    weights = compute * (total + trained if options.lora else trained)
+    masters = 4 * trained if compute == 2 else 0
+    reference = compute * total if options.beta or options.stop_kl else 0
+    # of the largest tensor: the head sums it in float32, then it is rounded
+    new_gradient = (4 + compute) * largest
+    gathered = rollout = 0
+    sharing = 1  # devices that divide a network
     if options.lora:
-        weights += copy  # frozen
+        reference = new_gradient = 0
+    if options.shard == "full":
+        sharing = devices
+        weights, masters = 0, 4 * trained
+        rollout = compute * total
+        # the gathered weights, and their gradients before the devices divide them
+        gathered = 2 * compute * gathered_parameters(model)
+        new_gradient = 0
+    gradients = 4 * trained // sharing
+    masters //= sharing
+    reference //= sharing
     return trained, {
         "weights": (weights, weights),
+        "masters": (masters, masters),
         "gradients": (0, gradients),
         "new gradient": (0, new_gradient),
         "optimizer": (2 * gradients, 2 * gradients),
         "reference": (reference, reference),
-        "compute copy": (0, casts),
+        "gathered": (0, gathered),
         "rollout copy": (rollout, 0),
     }
 
@@ -242,18 +233,14 @@ def token_memory(shape, compute, options):
     """
     layers = shape.num_hidden_layers
     hidden, queries, keys, inner = widths(shape)
-    # bytes of a number between the layers: those of the embedding's weights
-    stream = compute if options.lora or options.shard == "full" else 4
-    # two norms: their inputs in float32, and their outputs
-    norms = 2 * hidden * (4 + stream)
-    # autocast casts the inputs of q, k, v, gate and up one by one; without it there are two tensors
-    inputs = 5 if compute == 2 and options.shard == "none" else 2
+    # of the two norms (one kernel each: loading.fuse_norms), of q, k and v, and of gate and up
+    inputs = 4 * hidden
     # q, k, v, and what attention returns
     attention = queries + 2 * keys + queries
     # the MLP: gate, silu(gate), up, and silu(gate) · up
-    layer = norms + compute * (inputs * hidden + attention + 4 * inner)
+    layer = compute * (inputs + attention + 4 * inner)
     # the inputs of the final norm and of the head, and the gradients of both
-    ends = 5 * stream * hidden
+    ends = 5 * compute * hidden
     if options.gradient_checkpointing:
-        return layers * stream * hidden + layer + ends
+        return layers * compute * hidden + layer + ends
     return layers * layer + ends

@@ -1,5 +1,4 @@
-"""What `train.py --plan` prints: the memory of a run, and its peak with each of up to
-five changes."""
+"""What `train.py --plan` prints: the memory of a run and, if it does not fit, what makes it fit."""
 
 from types import SimpleNamespace
 
@@ -7,16 +6,17 @@ import torch
 
 from algorithms import ALGORITHMS
 from engine.base.progress import count, note
-from engine.run.command_line import given
+from engine.model.networks import uses_ours
+from engine.run.command_line import command, given, parser_of, read
 from engine.run.config import Config
 from engine.run.plan import GB, USABLE, plan
 
 TOKENS = 1024  # of the smaller micro-batches, at most
 
 
-def print_plan(options, notes):
+def print_plan(options, notes, argv):
     """Print the plan of a run on GPUs. options: all of its options, as attributes. notes: sentences
-    about it.
+    about it. argv: what was typed.
 
     Returns the exit code: 0: the run fits; 3: it does not fit.
     """
@@ -33,23 +33,35 @@ def print_plan(options, notes):
     if not torch.cuda.is_available():
         note("note: this machine has no GPU. The plan is for GPUs, of 80 GB if --plan names no "
              "size.")
+    if not uses_ours(options.sampler):
+        note(f"note: --sampler {options.sampler} is counted as if it were the project's own. "
+             "Memory that it keeps during the update is not counted.")
     for sentence in notes:
         note(f"note: {sentence}")
     room = f"a device has {USABLE * p.device / GB:.1f} GB for the peak."
     if max(p.peaks) < GB / 10:
         room = "every device has this much memory."
-    if not p.sampler_starts:
-        room = ("--vllm_share of a device does not hold the sampler's weights and the cache of one "
-                "completion: raise it, or use a smaller model.")
     note(f"\nIt {verdict(p)}: {room}")
 
-    note("\nGB at the peak  generation      update   with one change")
-    for words in levers(options, p):
-        option, on, _ = words.partition(" on 2 devices")
-        changes = given(Config, option.split())
-        changed = plan(SimpleNamespace(**vars(options) | changes), 2 if on else None)
-        note(f"{row(verdict(changed), changed.peaks)}   {words}")
-    return 0 if p.fits else 3
+    if p.fits:
+        return 0
+    print_changes(options, p, argv)
+    return 3
+
+
+def print_changes(options, p, argv):
+    """Print the peak with one more change in each line, until the run fits, and then the command."""
+    note("\nGB at the peak  generation      update   with these changes, one more in each line")
+    for label, words, devices in changes(options, p):
+        chosen = given(Config, words)
+        changed = plan(SimpleNamespace(**vars(options) | chosen), devices)
+        note(f"{row(verdict(changed), changed.peaks)}   {label}")
+        if changed.fits:
+            typed = read(parser_of(Config), argv)
+            typed.pop("plan")
+            note(f"\nThe first that fits:\n\n    {command(typed | chosen, devices)}")
+            return
+    note("\nNone of these fits: take a smaller model, or fewer --max_new_tokens.")
 
 
 def row(name, moments):
@@ -62,21 +74,28 @@ def verdict(p):
     return "fits" if p.fits else "does not fit"
 
 
-def levers(o, p):
-    """Yields what to type: each change that saves memory, alone.
+def changes(o, p):
+    """Yields (label, words, devices): changes that save memory, each with those before it.
 
-    Left out is what the run already has or does not take. o: its options. p: its Plan.
+    Left out is what the run already has or does not take. Adapters and shards exclude each other.
+    o: its options. p: its Plan. words: of a command line.
     """
+    words = []
     smaller = min(TOKENS, p.micro_batch_tokens // 2)
     if smaller:
-        yield f"--micro_batch_tokens {smaller}"
+        words += ["--micro_batch_tokens", str(smaller)]
+        yield f"--micro_batch_tokens {smaller}", words, p.devices
     if not o.gradient_checkpointing:
-        yield "--gradient_checkpointing"
+        words = [*words, "--gradient_checkpointing"]
+        yield "--gradient_checkpointing", words, p.devices
     if o.lora:
         return  # the reference takes no memory, and shards take no adapters
     if o.beta and not o.stop_kl:  # which needs the reference, too
-        yield "--beta 0"
-    if o.shard == "none":
-        if o.sampler != "vllm" and not ALGORITHMS[o.algorithm].critic:
-            yield "--lora 16"
-        yield "--shard full" if p.devices > 1 else "--shard full on 2 devices"
+        words = [*words, "--beta", "0"]
+        yield "--beta 0", words, p.devices
+    if o.shard == "none" and uses_ours(o.sampler) and not ALGORITHMS[o.algorithm].critic:
+        yield "--lora 16", [*words, "--lora", "16"], p.devices
+    for devices in (2, 4, 8):
+        if devices > p.devices or (devices == p.devices and o.shard == "none"):
+            label = f"--shard full on {devices} devices, without --lora"
+            yield label, [*words, "--shard", "full"], devices

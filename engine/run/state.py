@@ -195,12 +195,6 @@ class Run:
             self.better = {"step": state.step, "accuracy": accuracy}
         return {"eval_accuracy": accuracy, "eval_length": scores["greedy"]["length"]}
 
-    @property
-    def chosen_on(self):
-        """The questions of --eval_every, in words."""
-        of = "test questions" if self.to_choose is self.test else "held-out training questions"
-        return f"{len(self.to_choose)} {of}"
-
     def save(self, last):
         """Write a checkpoint of this step, if one is due: also if it is the best one so far. last:
         the run ends with this step.

@@ -1,7 +1,8 @@
-"""Draws the pages and pictures again, from the stored results: nothing is trained.
+"""Draws pages and pictures of reproduce.py and judge.py again, from the stored results: nothing is
+trained.
 
     python experiments/library/pictures.py                           all of them, into runs/results
-    python experiments/library/pictures.py --names family real       these
+    python experiments/library/pictures.py --names family judge      these
     python experiments/library/pictures.py --output experiments/results    over the stored ones
 """
 
@@ -13,15 +14,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
 
 from engine.run.command_line import option, parse, run_program
-from experiments import claims, judge, real, reproduce
+from experiments import judge, reproduce
 from experiments.library.study import RESULTS, draw
 
 STORED = Path(__file__).parents[1] / "results"
-STUDIES = {
-    "claims": claims, "judge": judge,
-    **{name: real for name in real.STUDIES},
-    **{reproduce.stem_of(name): reproduce for name in reproduce.TABLES},
-}
+STUDIES = {reproduce.stem_of(name): reproduce for name in reproduce.TABLES} | {"judge": judge}
 
 
 @dataclass

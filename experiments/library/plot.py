@@ -54,7 +54,6 @@ MAIN = ("GRPO", "P=0.875")  # of Table 1
 LEARNED = 0.55  # accuracy of a toy that has learned something; the base: 0.39 greedy, 0.43 sampled
 LABELS = {
     "greedy": "accuracy, greedy", "sampled": "accuracy, sampled", "seconds": "seconds of training",
-    "reached": "seconds to an accuracy of 0.5",
     "length": "tokens of a completion", "kl_to_base": "KL to the base (nats per completion)",
 }
 WORDS = {  # of a row: what the pictures call it. Other algorithms have capital letters
@@ -223,10 +222,10 @@ def bars(axis, rows, title=""):
 # --- curves. A curve is a list of points (x, …, y, …) ---
 
 
-def band(axis, curves, column, color, style="-", width=2.5, height=2):
+def band(axis, curves, column, color, style="-", width=2.5):
     """The mean over the seeds as a line, their range as a band. Returns the line. curves: of each
-    seed. column, height: which numbers of a point are x and y."""
-    seeds = [np.array(sorted((p[column], p[height]) for p in points)).T for points in curves]
+    seed. column: which number of a point is x; the last one is y."""
+    seeds = [np.array(sorted((p[column], p[-1]) for p in points)).T for points in curves]
     ends = np.unique(np.concatenate([xs for xs, _ in seeds]))
     grid = ends.clip(max(xs[0] for xs, _ in seeds), min(xs[-1] for xs, _ in seeds))
     values = np.array([np.interp(grid, xs, ys) for xs, ys in seeds])
@@ -234,12 +233,12 @@ def band(axis, curves, column, color, style="-", width=2.5, height=2):
     return axis.plot(grid, values.mean(0), color=color, linestyle=style, linewidth=width)[0]
 
 
-def curves(axis, lines, column=0, height=1, named=True, look=colour, marker="", **labels):
+def curves(axis, lines, named=True, look=colour, marker="", **labels):
     """A band for each line, and its name at its end. lines: {name: curves of its seeds}. look:
     the colour of a name. labels: title, xlabel and others of the panel."""
     own, drawn = list(map(look, lines)), {}
     for (name, of_seeds), color, style in zip(lines.items(), own, styles(own)):
-        line = band(axis, of_seeds, column, color, style, height=height)
+        line = band(axis, of_seeds, 0, color, style)
         line.set_marker(marker)
         drawn[in_words(name)] = line
     axis.set(**labels)

@@ -1,5 +1,4 @@
-"""Rules for the tables of reproduce.py and real.py: which completions are kept, and how much each
-counts.
+"""Rules for the tables of reproduce.py: which completions are kept, and how much each counts.
 
     torchrun train.py --pruning_rate 0.875 --keep experiments/library/rules.py:importance
 """

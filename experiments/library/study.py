@@ -201,7 +201,7 @@ def lines_of(rows, columns):
     form}, or one form for all figures."""
     if isinstance(columns, str):
         names = dict.fromkeys(name for row in rows for name in row)
-        columns = {name: columns for name in names if name not in ("name", "points")}
+        columns = {name: columns for name in names if name != "name"}
     lines = [["", *columns]]
     for row in rows:
         lines.append([row["name"]])

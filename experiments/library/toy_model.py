@@ -29,7 +29,7 @@ from allocate import micro_batches
 from engine.base import progress
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy, completion_mask
-from engine.model.sampling import Sampler
+from engine.model.sampler import Sampler
 from engine.run.command_line import option, parse, run_program
 from records import Batch
 from rewards import toy_accuracy

@@ -1,9 +1,7 @@
-"""One run that is as long as a clock says. So methods whose steps cost more or less get the same
-time.
+"""Training for a number of seconds: the core of a study that gives all methods the same time.
 
-The learning rate follows the clock, so every method has a whole schedule, however many steps it
-makes. Evaluation does not count. The clock: on a CPU the CPU seconds of this process, so that
-nothing else on the machine counts; on a GPU the seconds in which the device had finished.
+A method that makes cheap steps makes more of them. The learning rate follows the seconds, so that
+every method has a whole schedule. Evaluations do not count.
 """
 
 import random
@@ -11,29 +9,31 @@ import time
 from copy import deepcopy
 from statistics import fmean
 
+import torch
+
 from engine.data.questions import load_questions, take
 from engine.model.networks import build
 from engine.run.plan import choose_micro_batch_tokens
 from engine.run.state import learning_rate
 from engine.scoring.score import load_rewards
 from eval import evaluate
-from experiments.library.bench import finish
 from experiments.library.study import curve
 from tasks.table import base_model
 from train import train_step
 from update import Limits
 
-WARMUP = 0.1  # of the time
 
+def train_for(config, algorithm, device, seconds, at, eval_questions=256):
+    """Train a model for so many seconds. Returns the figures of this run.
 
-def train_for(config, algorithm, device, seconds, at, eval_questions):
-    """Train for so many seconds. Returns the figures of this run.
+    The seconds are those of `clock`. config, algorithm: as of `config_of`. at: the seconds after
+    which the model is evaluated, in order; with the last one the run ends. eval_questions: how many
+    held-out questions.
 
-    config, algorithm: as `config_of` returns them. at: moments, in seconds, the last one at most
-    `seconds`. At each, `held_out` has (the moment, completions sampled before it, accuracy): one
-    sampled answer to each of `eval_questions` questions of the test split, by the newest weights of
-    that moment. A step that is not over yet does not count. `curve` has the same points for the
-    questions of training, which are all new.
+    Figures: "steps", "questions" and "completions" that fit into the seconds; "sampling", its share
+    of the time; "length", the tokens of a completion in the last steps; "held_out" and "curves",
+    rows of (seconds, completions, accuracy): of held-out questions, and of those of training, which
+    are all new.
     """
     data = config.data
     per_step = algorithm.questions_per_step
@@ -44,73 +44,69 @@ def train_for(config, algorithm, device, seconds, at, eval_questions):
     rewards = load_rewards(data.rewards)
     tokens, _ = choose_micro_batch_tokens(config.options, device)
     limits = Limits(tokens)
-    now = clock_of(device)
     steps, held_out = [], []
-    spent = 0.0
-    begin = 0.0
+    spent = begin = 0.0
 
-    def schedule(optimizer, *_):  # the learning rate at the moment of the update
-        done = min(1.0, (spent + now() - begin) / seconds)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(done, config.update.lr, WARMUP)
+    def schedule(*_):  # the learning rate at the moment of the update
+        done = min(1.0, (spent + clock(device) - begin) / seconds)
+        networks.follow(lambda peak: learning_rate(done, peak, config.update.warmup))
 
     networks.optimizer.register_step_pre_hook(schedule)
     moments = list(at)
     while moments:
         before = deepcopy(networks.model.state_dict())
-        number = len(steps)
-        asked = take(questions, number * per_step, per_step, config.run.seed)
-        rng = random.Random(f"{config.run.seed} {number + 1}")
-        begin = now()
-        metrics, *_ = train_step(
-            networks, algorithm, rewards, config.sampling, limits, asked, rng)
-        last = now() - begin
-        while moments and moments[0] < spent + last:
+        begin = clock(device)
+        asked = take(questions, len(steps) * per_step, per_step, config.run.seed)
+        rng = random.Random(f"{config.run.seed} {len(steps) + 1}")
+        step = train_step(networks, algorithm, rewards, config.sampling, limits, asked, rng)
+        last = clock(device) - begin
+        while moments and moments[0] < spent + last:  # the model was still that before this step
             accuracy = accuracy_of(networks, before, test, rewards[0].function, config.sampling)
-            completions = sum(step["completions"] for step in steps)
+            completions = sum(metrics["completions"] for metrics in steps)
             held_out.append((moments.pop(0), completions, accuracy))
         spent += last
-        share = metrics["seconds/generate"] / metrics["seconds/total"]
-        steps.append(metrics | {"seconds/total": last, "sampling": share})
-    steps.pop()  # it was over too late
-    return {
-        "steps": len(steps),
-        "questions": sum(step["questions"] for step in steps),
-        "completions": sum(step["completions"] for step in steps),
-        "sampling": fmean(step["sampling"] for step in steps),
-        "length": fmean(step["length"] for step in steps[-10:]),
-        "held_out": held_out,
-        "curve": curve(steps),
-    }
+        share = step.metrics["seconds/generate"] / step.metrics["seconds/total"]
+        steps.append(step.metrics | {"seconds/total": last, "sampling": share})
+    return of_steps(steps[:-1]) | {"held_out": held_out, "curves": curve(steps)}
 
 
-def clock_of(device):
-    """A function that returns seconds."""
+def clock(device):
+    """Seconds: of the processor, which other work does not slow down; on a GPU those that pass."""
     if device.type == "cpu":
-        return time.process_time
-
-    def now():
-        finish()
-        return time.perf_counter()
-
-    return now
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
-def accuracy_of(networks, weights, questions, reward, sampling):
-    """The share of questions that the model with these weights answers right, one sampled answer
-    each. The model has the weights only meanwhile."""
-    own = deepcopy(networks.model.state_dict())
+def accuracy_of(networks, weights, questions, is_right, sampling):
+    """The share of right answers, one sampled for each question, of the policy with these weights,
+    which it has only meanwhile."""
+    now = deepcopy(networks.model.state_dict())
     networks.model.load_state_dict(weights)
     networks.refresh_sampler()
-    records = evaluate(networks.sampler, networks.tokenizer, questions, reward, sampling, seed=0)
-    networks.model.load_state_dict(own)
+    records = evaluate(
+        networks.sampler, networks.tokenizer, questions, is_right, sampling, seed=0)
+    networks.model.load_state_dict(now)
     networks.refresh_sampler()
     return fmean(record["correct"] for record in records)
 
 
-def reached(points, accuracy):
-    """The first moment of (moment, completions, accuracy) with this accuracy; None: not in time."""
-    for moment, _, value in points:
-        if value >= accuracy:
-            return moment
-    return None
+def of_steps(steps):
+    """The figures of a run that are in the metrics of its steps."""
+    return {
+        "steps": len(steps),
+        "questions": sum(step["questions"] for step in steps),
+        "completions": sum(step["completions"] for step in steps),
+        "sampling": fmean(step["sampling"] for step in steps) if steps else 0.0,
+        "length": fmean(step["length"] for step in steps[-10:]) if steps else 0.0,
+    }
+
+
+def reached(curves, accuracy, seconds):
+    """The seconds after which each run first has this accuracy; None if not in so many seconds.
+    curves: of each run, rows of (seconds, completions, accuracy)."""
+    found = []
+    for points in curves:
+        times = [now for now, _, of_now in points if of_now >= accuracy and now <= seconds]
+        found.append(times[0] if times else None)
+    return found

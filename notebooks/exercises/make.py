@@ -12,8 +12,10 @@ The signature, the docstring and a check of the arguments stay. Your code replac
 file: test_cppo.py imports your cppo.py and the project's grpo.py. `-x` stops at the first failure.
 
 As long as a function is blank, the project's stands in its place, and the tests that speak of no
-other function are skipped. With `--function` only this one is yours: the tests that speak of it
-are run, and all other functions are the project's.
+other function are skipped: "not solved yet". With `--function` only this one is yours: the tests
+that speak of it are run, and all other functions are the project's.
+
+The cells of the notebooks need no file: judge.py runs the same tests there.
 
 The tests ask for what the papers say. They ask for no order of the kept completions and for no
 choice among equal ones, for example. The second part asks for what this project promises beyond

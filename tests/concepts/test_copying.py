@@ -36,107 +36,113 @@ CODE = ["<think>easy</think>\n```python\nprint(3)\n```", "```python"]
 RECORDS = [
     {"index": i, "completion": str(n), "correct": n == 1} for i in range(3) for n in (1, i, 2)]
 LOSS = (LOGP, OLD, ADVANTAGES, MASK)
-CALLS = {  # {file: {public function: how it is called}}
+
+
+def given(*args, **options):
+    return args, options
+
+
+CALLS = {  # {file: {public function: the arguments of a call}}
     "grpo.py": {
-        "group_advantages": lambda f: f(REWARDS),
-        "token_logprobs": lambda f: f(LOGITS, TOKENS, temperature=0.7),
-        "token_entropies": lambda f: f(LOGITS),
-        "kl_k1": lambda f: f(LOGP, REF),
-        "kl_k2": lambda f: f(LOGP, REF),
-        "kl_k3": lambda f: f(LOGP, REF),
-        "importance_ratio": lambda f: f(LOGP, OLD, MASK),
-        "clipped_surrogate": lambda f: f(LOGP.exp(), ADVANTAGES),
-        "sequence_mean_weights": lambda f: f(MASK),
-        "surrogate_loss": lambda f: f(LOGP.exp(), ADVANTAGES, LOGP, MASK, MASK, ref_logp=REF),
-        "grpo_loss": lambda f: f(*LOSS, ref_logp=REF),
+        "group_advantages": given(REWARDS),
+        "token_logprobs": given(LOGITS, TOKENS, temperature=0.7),
+        "token_entropies": given(LOGITS),
+        "kl_k1": given(LOGP, REF),
+        "kl_k2": given(LOGP, REF),
+        "kl_k3": given(LOGP, REF),
+        "importance_ratio": given(LOGP, OLD, MASK),
+        "clipped_surrogate": given(LOGP.exp(), ADVANTAGES),
+        "sequence_mean_weights": given(MASK),
+        "surrogate_loss": given(LOGP.exp(), ADVANTAGES, LOGP, MASK, MASK, ref_logp=REF),
+        "grpo_loss": given(*LOSS, ref_logp=REF),
     },
     "cppo.py": {
-        "keep_count": lambda f: f(10, 0.9),
-        "prune": lambda f: f(A, 2, allowed=A < 0.9),
-        "batch_rows": lambda f: f(torch.tensor([[0, 3], [1, 2]]), 4),
-        "prune_below": lambda f: f(A, 0.3),
-        "prune_pooled": lambda f: f(A, 3),
+        "keep_count": given(10, 0.9),
+        "prune": given(A, 2, allowed=A < 0.9),
+        "batch_rows": given(torch.tensor([[0, 3], [1, 2]]), 4),
+        "prune_below": given(A, 0.3),
+        "prune_pooled": given(A, 3),
     },
     "allocate.py": {
-        "questions_per_step": lambda f: f(2, 16, 3),
-        "fill": lambda f: f([3, 4, 5], 8),
-        "micro_batches": lambda f: f([3, 9, 4, 1], 10),
-        "balance": lambda f: f([3, 9, 4, 1], 2),
-        "step_time": lambda f: f([10, 20], overhead=1.0),
+        "questions_per_step": given(2, 16, 3),
+        "fill": given([3, 4, 5], 8),
+        "micro_batches": given([3, 9, 4, 1], 10),
+        "balance": given([3, 9, 4, 1], 2),
+        "step_time": given([10, 20], overhead=1.0),
     },
     "scores.py": {
-        "verdict": lambda f: f(0.5),
-        "pass_at_k": lambda f: f(5, 2, 3),
-        "majority_is_right": lambda f: f(RECORDS[:3], int),
-        "interval": lambda f: f([0.0, 0.5, 1.0]),
-        "paired": lambda f: f([0, 1, 0, 1], [1, 1, 0, 1], draws=100),
-        "summarize": lambda f: f(RECORDS, int),
-        "mean_value": lambda f: f(RECORDS, "correct"),
-        "group_by_question": lambda f: f(RECORDS),
+        "verdict": given(0.5),
+        "pass_at_k": given(5, 2, 3),
+        "majority_is_right": given(RECORDS[:3], int),
+        "interval": given([0.0, 0.5, 1.0]),
+        "paired": given([0, 1, 0, 1], [1, 1, 0, 1], draws=100),
+        "summarize": given(RECORDS, int),
+        "mean_value": given(RECORDS, "correct"),
+        "group_by_question": given(RECORDS),
     },
     "rewards.py": {
-        "gsm8k_accuracy": lambda f: f(TEXTS, answer=["#### 3", "5"]),
-        "toy_accuracy": lambda f: f(TEXTS, answer=["3", "5"]),
-        "number_accuracy": lambda f: f(TEXTS, answer=["3", "5"]),
-        "format_reward": lambda f: f(TEXTS),
-        "soft_format_reward": lambda f: f(TEXTS),
-        "code_format": lambda f: f(CODE),
-        "soft_code_format": lambda f: f(CODE),
+        "gsm8k_accuracy": given(TEXTS, answer=["#### 3", "5"]),
+        "toy_accuracy": given(TEXTS, answer=["3", "5"]),
+        "number_accuracy": given(TEXTS, answer=["3", "5"]),
+        "format_reward": given(TEXTS),
+        "soft_format_reward": given(TEXTS),
+        "code_format": given(CODE),
+        "soft_code_format": given(CODE),
     },
-    "family/cispo.py": {"cispo_loss": lambda f: f(*LOSS, ref_logp=REF, beta=0.1)},
+    "family/cispo.py": {"cispo_loss": given(*LOSS, ref_logp=REF, beta=0.1)},
     "family/dapo.py": {
-        "token_mean_weights": lambda f: f(MASK),
-        "has_signal": lambda f: f(REWARDS),
-        "overlong_penalty": lambda f: f(torch.tensor([16, 17, 25]), max_length=20, cache=4),
-        "dapo_loss": lambda f: f(*LOSS),
+        "token_mean_weights": given(MASK),
+        "has_signal": given(REWARDS),
+        "overlong_penalty": given(torch.tensor([16, 17, 25]), max_length=20, cache=4),
+        "dapo_loss": given(*LOSS),
     },
     "family/deepseek_v32.py": {
-        "unbiased_kl": lambda f: f(LOGP, OLD, REF),
-        "off_policy_mask": lambda f: f(ADVANTAGES, LOGP, OLD, MASK, threshold=0.1),
-        "deepseek_v32_loss": lambda f: f(*LOSS, ref_logp=REF),
-        "kept_logprobs": lambda f: f(LOGITS, TOKENS, LOGITS > -9),
+        "unbiased_kl": given(LOGP, OLD, REF),
+        "off_policy_mask": given(ADVANTAGES, LOGP, OLD, MASK, threshold=0.1),
+        "deepseek_v32_loss": given(*LOSS, ref_logp=REF),
+        "kept_logprobs": given(LOGITS, TOKENS, LOGITS > -9),
     },
     "family/drgrpo.py": {
-        "constant_weights": lambda f: f(MASK, max_tokens=5),
-        "drgrpo_loss": lambda f: f(*LOSS, max_tokens=5),
+        "constant_weights": given(MASK, max_tokens=5),
+        "drgrpo_loss": given(*LOSS, max_tokens=5),
     },
-    "family/gdpo.py": {"decoupled_advantages": lambda f: f(torch.stack([REWARDS, A]))},
+    "family/gdpo.py": {"decoupled_advantages": given(torch.stack([REWARDS, A]))},
     "family/gfpo.py": {
-        "retain": lambda f: f(A, 2),
-        "token_efficiency": lambda f: f(REWARDS, torch.tensor([[1, 2, 3, 0], [4, 5, 6, 7]])),
-        "retained_advantages": lambda f: f(REWARDS, torch.tensor([[0, 1], [1, 3]])),
-        "adaptive_k": lambda f: f(torch.tensor([0.1, 0.9]), torch.tensor([0.2, 0.5, 0.8])),
+        "retain": given(A, 2),
+        "token_efficiency": given(REWARDS, torch.tensor([[1, 2, 3, 0], [4, 5, 6, 7]])),
+        "retained_advantages": given(REWARDS, torch.tensor([[0, 1], [1, 3]])),
+        "adaptive_k": given(torch.tensor([0.1, 0.9]), torch.tensor([0.2, 0.5, 0.8])),
     },
     "family/gspo.py": {
-        "sequence_ratio": lambda f: f(LOGP, OLD, MASK),
-        "token_ratio": lambda f: f(LOGP, OLD, MASK),
-        "gspo_loss": lambda f: [f(*LOSS, token_level=token_level) for token_level in (True, False)],
+        "sequence_ratio": given(LOGP, OLD, MASK),
+        "token_ratio": given(LOGP, OLD, MASK),
+        "gspo_loss": given(*LOSS, token_level=True),
     },
-    "family/lite_ppo.py": {"batch_std_advantages": lambda f: f(REWARDS)},
-    "family/maxrl.py": {"mean_normalized_advantages": lambda f: f(REWARDS)},
+    "family/lite_ppo.py": {"batch_std_advantages": given(REWARDS)},
+    "family/maxrl.py": {"mean_normalized_advantages": given(REWARDS)},
     "family/nat.py": {
-        "prefix_chances": lambda f: f(MASK, share=0.5),
-        "random_prefixes": lambda f: f(MASK[:2], U, share=0.5),
-        "prefix_factors": lambda f: f(MASK[:2], U, share=0.5),
+        "prefix_chances": given(MASK, share=0.5),
+        "random_prefixes": given(MASK[:2], U, share=0.5),
+        "prefix_factors": given(MASK[:2], U, share=0.5),
     },
-    "family/pods.py": {"max_variance_subset": lambda f: f(REWARDS, 2)},
+    "family/pods.py": {"max_variance_subset": given(REWARDS, 2)},
     "family/ppo.py": {
-        "token_rewards": lambda f: f(ADVANTAGES, OLD, REF, MASK, beta=0.1),
-        "gae": lambda f: f(OLD, REF, MASK),
-        "whiten": lambda f: f(OLD, MASK),
-        "ppo_loss": lambda f: f(LOGP, OLD, REF, MASK, ref_logp=REF),
-        "value_loss": lambda f: f(LOGP, OLD, REF, MASK),
+        "token_rewards": given(ADVANTAGES, OLD, REF, MASK, beta=0.1),
+        "gae": given(OLD, REF, MASK),
+        "whiten": given(OLD, MASK),
+        "ppo_loss": given(LOGP, OLD, REF, MASK, ref_logp=REF),
+        "value_loss": given(LOGP, OLD, REF, MASK),
     },
-    "family/rloo.py": {"leave_one_out_advantages": lambda f: f(REWARDS)},
-    "family/sapo.py": {"sapo_loss": lambda f: f(*LOSS, ref_logp=REF, beta=0.1)},
+    "family/rloo.py": {"leave_one_out_advantages": given(REWARDS)},
+    "family/sapo.py": {"sapo_loss": given(*LOSS, ref_logp=REF, beta=0.1)},
     "family/tis.py": {
-        "truncated_importance_weights": lambda f: f(LOGP, OLD, MASK, cap=1.2, low=0.5),
-        "sequence_importance_weights": lambda f: f(LOGP, OLD, MASK, cap=1.2, masked=True),
+        "truncated_importance_weights": given(LOGP, OLD, MASK, cap=1.2, low=0.5),
+        "sequence_importance_weights": given(LOGP, OLD, MASK, cap=1.2, masked=True),
     },
     "family/unbiased.py": {
-        "keep_probabilities": lambda f: f(A.abs(), 2),
-        "draw": lambda f: f(P, U),
-        "reweighted": lambda f: f(A, P),
+        "keep_probabilities": given(A.abs(), 2),
+        "draw": given(P, U),
+        "reweighted": given(A, P),
     },
 }
 # these put other functions together; all others that are no loss are pasted alone
@@ -189,10 +195,11 @@ PASTED = [(file, name) for file, calls in CALLS.items() for name in calls]
 
 @pytest.mark.parametrize("file, name", PASTED)
 def test_a_function_that_is_pasted_does_what_it_does_here(file, name):
-    call = CALLS[file][name]
+    args, options = CALLS[file][name]
     here = importlib.import_module(file.removesuffix(".py").replace("/", "."))
     alone = pasted(file, needed(file, name))
-    assert repr(call(alone[name])) == repr(call(getattr(here, name)))
+    right = getattr(here, name)(*args, **options)
+    assert repr(alone[name](*args, **options)) == repr(right)
 
 
 def test_grpos_loss_is_six_functions():

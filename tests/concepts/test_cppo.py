@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from cppo import batch_rows, cppo_loss, keep_count, prune, prune_below, prune_pooled
-from family.dapo import token_mean_weights
 from grpo import group_advantages
 from tests.examples import F64, TinyPolicy, assert_loss, by_loop, mask_of, ours, seeded
 
@@ -26,11 +25,6 @@ from tests.examples import F64, TinyPolicy, assert_loss, by_loop, mask_of, ours,
 @pytest.mark.parametrize("rate, k", [(0, 16), (0.5, 8), (0.75, 4), (0.875, 2), (0.9375, 1)])
 def test_the_paper_keeps_16_8_4_2_and_1_of_16(rate, k):
     assert keep_count(16, rate) == k and type(keep_count(16, rate)) is int
-
-
-@pytest.mark.parametrize("rate, k", [(0.9, 1), (0.7, 3), (0, 10)])
-def test_of_ten_the_rate_says_how_many_tenths_are_pruned(rate, k):
-    assert keep_count(10, rate) == k
 
 
 def test_k_is_rounded_down_exactly_in_spite_of_floats():
@@ -75,10 +69,13 @@ def kept_by_hand(row, k):
 
 @pytest.mark.ours
 @pytest.mark.parametrize("width, k", [(6, 2), (6, 6), (300, 150)])
-def test_prune_equals_sorting_each_question_by_hand(width, k):
+def test_prune_and_pooled_pruning_equal_sorting_by_hand(width, k):
     """In wide groups an unstable sort would mix equal |A|."""
     advantages = torch.randint(-2, 3, (40, width), generator=seeded(k)).float()
     assert prune(advantages, k).tolist() == [kept_by_hand(row, k) for row in advantages.tolist()]
+    for n_keep in (0, k, 40 * k):
+        pooled = prune_pooled(advantages, n_keep)
+        assert pooled.tolist() == kept_by_hand(advantages.flatten().tolist(), n_keep)
 
 
 # --- which rows of the batch these are ------------------------------------------------------------
@@ -87,12 +84,6 @@ def test_prune_equals_sorting_each_question_by_hand(width, k):
 def test_completion_i_of_question_q_is_row_q_times_g_plus_i():
     rows = batch_rows(torch.tensor([[0, 3], [1, 2], [0, 2]]), 4)
     assert sorted(rows.tolist()) == [0, 3, 5, 6, 8, 10] and rows.dtype == torch.int64
-
-
-@pytest.mark.ours
-def test_the_rows_ascend():
-    rows = batch_rows(torch.tensor([[0, 3], [1, 2], [0, 2]]), 4)
-    assert rows.tolist() == [0, 3, 5, 6, 8, 10]
 
 
 # --- the loss -------------------------------------------------------------------------------------
@@ -202,21 +193,6 @@ def test_beside_grpo_the_right_ones_alone_push_shorter_and_the_wrong_ones_alone_
         assert cosine.item() == pytest.approx(1, abs=1e-6)
 
 
-def test_a_token_mean_over_two_completions_pushes_the_length_about_half_as_much():
-    """E[Σ_i ∇log π(o_i) / Σ_j |o_j|] = ∇E[1 / Σ_j |o_j|]: the same proof, for all pairs of two."""
-    theta, pairs = THETA.clone().requires_grad_(), torch.cartesian_prod(*2 * [torch.arange(15)])
-    logp, pi = TinyPolicy.logp(theta)[pairs], TinyPolicy.probabilities(theta)
-    chance, mask = pi[pairs].prod(1), TinyPolicy.MASK[pairs]
-    weights = torch.stack([token_mean_weights(pair) for pair in mask]) * chance[:, None, None]
-    batch = [x.flatten(0, 1) for x in (logp, mask, weights.detach())]
-    loss, _ = cppo_loss(
-        batch[0], batch[0].detach(), torch.ones(450), batch[1], beta=0.0, weights=batch[2])
-    (step,) = torch.autograd.grad(-loss, theta, retain_graph=True)
-    (push,) = torch.autograd.grad((chance / LENGTH[pairs].sum(1)).sum(), theta)
-    torch.testing.assert_close(step, push, rtol=0, atol=1e-6)  # the weights are float32
-    assert 0.6 < 2 * (push.norm() / slope(1 / LENGTH).norm()).item() < 0.9
-
-
 # --- the other forms of pruning -------------------------------------------------------------------
 
 
@@ -234,14 +210,6 @@ def test_pooled_pruning_keeps_the_largest_of_the_whole_batch(n_keep):
     kept = prune_pooled(advantages, n_keep)
     assert kept.dtype == torch.int64
     assert_the_largest(advantages.flatten().tolist(), kept.tolist(), n_keep)
-
-
-@pytest.mark.ours
-@pytest.mark.parametrize("n_keep", [0, 7, 240])
-def test_pooled_pruning_equals_sorting_the_whole_batch_by_hand(n_keep):
-    advantages = torch.randint(-3, 4, (40, 6), generator=seeded(5)).float()
-    kept = prune_pooled(advantages, n_keep)
-    assert kept.tolist() == kept_by_hand(advantages.flatten().tolist(), n_keep)
 
 
 # --- bad input ------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """What Dr. GRPO promises: no length of a completion and no std of a group in any divisor.
 
-The order: the weights and the advantages by hand, the loss as a loop over tokens, the exact
-expected gradient of a tiny policy (it has no bias), known mistakes, and bad input.
+The order: the weights by hand, the loss as a loop over tokens, the exact expected gradient of a
+tiny policy (it has no bias), and a known mistake. test_grpo_advantages.py has the advantages.
 """
 
 from functools import partial
@@ -10,41 +10,22 @@ import pytest
 import torch
 
 from family.drgrpo import constant_weights, drgrpo_loss
-from grpo import group_advantages
 from tests.examples import (
     MASK,
-    ONE_EMPTY,
     RANDOM_WEIGHTS,
     REF,
     TinyPolicy,
     check_loss,
     mask_of,
     numeric_gradient,
-    ours,
 )
 
 # --- the definition -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, *ours(torch.bfloat16)])
-@pytest.mark.parametrize("lengths", [[2, 1, 3], *ours([2, 1, 0])])
-def test_every_token_weighs_1_over_n_l_however_long_its_completion_is(lengths, dtype):
-    mask = mask_of(lengths, width=3)
-    weights = constant_weights(mask.to(dtype), max_tokens=8)
-    assert weights.dtype == torch.float32
-    torch.testing.assert_close(weights, mask / 24)
-
-
-@pytest.mark.ours
-def test_num_sequences_is_the_divisor_if_the_mask_is_only_a_part_of_the_batch():
-    parts = [constant_weights(part, max_tokens=9, num_sequences=6) for part in ONE_EMPTY.split(3)]
-    assert torch.equal(torch.cat(parts), constant_weights(ONE_EMPTY, max_tokens=9))
-
-
-def test_the_advantages_are_the_rewards_minus_their_mean_and_nothing_else():
-    rewards = [[1.0, 0.0, 0.0, 0.0], [2.0, 2.0, 2.0, 2.0]]
-    expected = [[0.75, -0.25, -0.25, -0.25], [0.0] * 4]
-    assert group_advantages(torch.tensor(rewards), divide_by_std=False).tolist() == expected
+def test_every_token_weighs_1_over_n_l_however_long_its_completion_is():
+    mask = mask_of([2, 1, 3])
+    torch.testing.assert_close(constant_weights(mask, max_tokens=8), mask / 24)
 
 
 @pytest.mark.parametrize("options", [

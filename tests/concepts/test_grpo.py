@@ -2,8 +2,8 @@
 
 The order: the ratio and the clipped surrogate, the weights, the loss against a loop over tokens,
 the exact expected gradient of a policy that is small enough to list, the first step, known
-mistakes, the statistics, and input at the edge. The advantages have a file of their own, and so
-have the log-probabilities with the KL estimators.
+mistakes, and the statistics. The advantages have a file of their own, and so have the
+log-probabilities with the KL estimators. Empty completions are in test_rare_numbers.py.
 """
 
 import math
@@ -26,7 +26,6 @@ from tests.examples import (
     MASK,
     NOT_FINITE,
     OLD,
-    ONE_EMPTY,
     PER_COMPLETION,
     RANDOM_WEIGHTS,
     REF,
@@ -48,7 +47,7 @@ def test_the_ratio_is_that_of_the_probabilities():
     assert ratio[0, :2].tolist() == pytest.approx([1.5, 0.25])
 
 
-@pytest.mark.parametrize("ratio, A, clip, value, slope", [
+QUADRANTS = pytest.mark.parametrize("ratio, A, clip, value, slope", [
     # min(ρA, clip(ρ)A), and its derivative in ρ
     (0.7, 2.0, (0.2, None), 1.4, 2.0),  # A > 0, below: the way back stays open
     (1.1, 2.0, (0.2, None), 2.2, 2.0),
@@ -62,7 +61,14 @@ def test_the_ratio_is_that_of_the_probabilities():
     (1.15, 1.0, (0.2, 0.0), 1.0, 0.0),  # 0 is a value, not None
     pytest.param(1.21, 1.0, (), 1.2, 0.0, marks=pytest.mark.ours),  # 0.2 by default
     pytest.param(0.81, -1.0, (), -0.81, -1.0, marks=pytest.mark.ours),
+    pytest.param(0.5, 0.0, (), 0.0, 0.0, marks=pytest.mark.ours),
+    pytest.param(1.5, 0.0, (), 0.0, 0.0, marks=pytest.mark.ours),
+    pytest.param(1.0, 1.0, (0.2, 0.0), 1.0, 1.0, marks=pytest.mark.ours),  # just at the clip
+    pytest.param(1.0, -1.0, (0.0, None), -1.0, -1.0, marks=pytest.mark.ours),
 ])
+
+
+@QUADRANTS
 def test_the_clipped_surrogate_in_every_quadrant(ratio, A, clip, value, slope):
     """A known mistake: an inverted clip (max for min) has no gradient at ρ = 1.5 and A < 0. There
     the token must become less likely again, so its gradient must stay."""
@@ -95,22 +101,6 @@ def test_the_weights_are_a_mean_over_tokens_and_then_over_completions():
         sequence_mean_weights(mask_of([2, 1, 3])), expected, check_dtype=False)
 
 
-@pytest.mark.ours
-@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16])
-def test_an_empty_row_weighs_nothing_and_still_counts_in_n(dtype):
-    """N is 3."""
-    weights = sequence_mean_weights(mask_of([2, 1, 0], width=3).to(dtype))
-    assert weights.dtype == torch.float32
-    expected = torch.tensor([[1 / 6, 1 / 6, 0], [1 / 3, 0, 0], [0, 0, 0]])
-    torch.testing.assert_close(weights, expected)
-
-
-@pytest.mark.ours
-def test_num_sequences_is_the_divisor_if_the_mask_is_only_a_part_of_the_batch():
-    parts = [sequence_mean_weights(part, num_sequences=6) for part in ONE_EMPTY.split([1, 5])]
-    assert torch.equal(torch.cat(parts), sequence_mean_weights(ONE_EMPTY))
-
-
 # --- the loss -------------------------------------------------------------------------------------
 
 
@@ -138,16 +128,6 @@ OPTIONS = pytest.mark.parametrize("options", [
 def test_the_loss_and_its_gradient_equal_a_loop_over_tokens(options):
     """2402.03300 eq. 3, with the sign of a loss."""
     check_loss(grpo_loss, options, beta=0.04)
-
-
-@pytest.mark.ours
-@OPTIONS
-def test_one_completion_may_be_empty_and_the_kl_is_reported_even_if_beta_is_0(options):
-    if "weights" in options:
-        options = {"weights": RANDOM_WEIGHTS * ONE_EMPTY}
-    stats = check_loss(grpo_loss, options, mask=ONE_EMPTY, beta=0.04)
-    assert stats["clip_fraction"] > 0.1  # the example does clip
-    assert (stats["kl"] > 0) == ("ref_logp" in options)
 
 
 def test_each_token_may_have_an_advantage_of_its_own():
@@ -240,13 +220,6 @@ def test_micro_batches_add_up_to_the_mean_and_not_to_a_mean_of_means():
 
 
 @pytest.mark.ours
-def test_at_the_first_step_every_ratio_is_1_and_none_is_clipped():
-    _, stats = grpo_loss(LOGP, LOGP.detach(), ADVANTAGES, MASK)
-    assert stats["ratio_mean"].item() == pytest.approx(1)
-    assert stats["clip_fraction"] == 0 and stats["ratio_max"] == 1
-
-
-@pytest.mark.ours
 @pytest.mark.parametrize("share", [1.0, 0.1])
 def test_the_statistics_by_hand(share):
     """Ratios 0.9, 0.7 (A > 0) and 0.5 (A < 0); weights 1/4, 1/4, 1/2, or a share of them, as in a
@@ -266,26 +239,11 @@ def test_the_statistics_by_hand(share):
 
 
 @pytest.mark.ours
-@pytest.mark.parametrize("ratio, A, clip, clipped", [
-    (1.25, 1.0, {}, 1), (1.25, 1.0, {"clip_high": 0.28}, 0), (1.1, 1.0, {"clip_high": 0.0}, 1),
-    (0.75, -1.0, {}, 1), (0.75, -1.0, {"clip_low": 0.3}, 0),
-    (0.5, 1.0, {}, 0), (1.5, -1.0, {}, 0),  # the side that the clip leaves alone
-    (0.5, 0.0, {}, 0), (1.5, 0.0, {}, 0),
-    (1.0, 1.0, {"clip_high": 0.0}, 0), (1.0, -1.0, {"clip_low": 0.0}, 0),  # just at the clip
-])
-def test_the_clip_fraction_counts_only_tokens_that_lost_their_gradient(ratio, A, clip, clipped):
+@QUADRANTS
+def test_the_clip_fraction_counts_only_tokens_that_lost_their_gradient(
+    ratio, A, clip, value, slope
+):
     one = torch.ones(1, 1)
-    _, stats = grpo_loss((ratio * one).log(), 0 * one, A * one, one, **clip)
-    assert stats["clip_fraction"] == clipped
-
-
-# --- input at the edge ----------------------------------------------------------------------------
-
-
-@pytest.mark.ours
-@pytest.mark.parametrize("tokens", [5, 0])
-def test_a_batch_of_empty_completions_has_loss_0(tokens):
-    logp, mask = LOGP[:, :tokens], torch.zeros(6, tokens)
-    loss, stats = grpo_loss(logp, logp.detach(), ADVANTAGES, mask, ref_logp=logp.detach())
-    assert loss == 0 and not torch.autograd.grad(loss, LOGP)[0].any()
-    assert not any(stats.values())
+    options = dict(zip(("clip_low", "clip_high"), clip))
+    _, stats = grpo_loss((ratio * one).log(), 0 * one, A * one, one, **options)
+    assert stats["clip_fraction"] == (A != 0 and slope == 0)

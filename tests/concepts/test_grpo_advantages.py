@@ -1,6 +1,6 @@
 """What `grpo.group_advantages` promises: A_i = (r_i − mean(r)) / (std(r) + eps), in each group.
 
-The first tests compute it by hand. Then come the known mistakes, and bad input.
+The first tests compute it by hand. Then come the known mistakes.
 """
 
 import math
@@ -54,25 +54,3 @@ def test_the_mean_and_the_std_are_not_those_of_the_whole_batch():
 @pytest.mark.parametrize("reward", [1.0, 0.1, 1.1, 3.3])
 def test_equal_rewards_are_no_signal(reward):
     assert group_advantages(torch.full((2, 7), reward)).abs().max() < 3e-3
-
-
-@pytest.mark.ours
-@pytest.mark.parametrize("reward", [-2.0, 0.1, 3.3])
-@pytest.mark.parametrize("group_size", [7, 16])
-def test_equal_rewards_give_exactly_zero(reward, group_size):
-    """In float32 the mean of equal numbers need not be that number, for example with 3.3.
-
-    The difference would be divided by a std close to 0. A rounding error is not a signal.
-    """
-    rewards = torch.tensor([[1.1], [reward]]).expand(2, group_size)
-    assert not group_advantages(rewards, eps=1e-8).any()
-
-
-# --- bad input ------------------------------------------------------------------------------------
-
-
-@pytest.mark.ours
-@pytest.mark.parametrize("shape", [(4,), (2, 3, 4)])
-def test_rewards_of_another_shape_are_refused(shape):
-    with pytest.raises(AssertionError, match="rewards must be"):
-        group_advantages(torch.ones(shape))

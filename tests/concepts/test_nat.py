@@ -1,7 +1,9 @@
 """What NAT promises: a random prefix of each completion, and the whole gradient on average.
 
-The order: the chances and the cuts by hand, the chances by enumeration of all cuts, the gradient of
-two losses over all cuts, with CPPO's choice, what is not computed, and rows at the edge.
+The order: the chances and the cuts by hand, the chances by enumeration of all cuts, the gradient
+over all completions and cuts of a tiny policy, what is not computed, and rows at the edge. A loss
+is linear in the weights of its tokens. So a token that is inside with the chance p, and then counts
+1/p, has its whole gradient on average.
 """
 
 import math
@@ -10,17 +12,10 @@ from fractions import Fraction
 import pytest
 import torch
 
-from cppo import batch_rows, prune
-from family.dapo import token_mean_weights
 from family.nat import prefix_chances, prefix_factors, random_prefixes
-from grpo import grpo_loss, sequence_mean_weights
+from grpo import grpo_loss
 from tests.examples import (
-    ADVANTAGES,
     F64,
-    LOGP,
-    MASK,
-    OLD,
-    REF,
     TinyPolicy,
     mask_of,
 )
@@ -93,45 +88,6 @@ def test_the_tokens_of_a_tool_are_not_counted():
 
 def gradient(loss, theta):
     return torch.autograd.grad(loss, theta, retain_graph=True)[0]
-
-
-def assert_the_mean_over_all_cuts_is_whole(rows, weights, share):
-    """Of grpo_loss with its clip and its KL term, of these rows of the six. They are cut
-    independently, and the loss is a sum over them. So it is enough to cut one at a time."""
-    logp, old, ref, A, mask = (x[rows] for x in (LOGP, OLD, REF, ADVANTAGES, MASK))
-    whole, _ = grpo_loss(logp, old, A, mask, ref_logp=ref, beta=0.3, weights=weights)
-    inverse, mean = weights / prefix_chances(mask, share=share), 0.0
-    for i in range(len(mask)):
-        row = slice(i, i + 1)
-        for p, inside in every_cut(mask[row], share):
-            loss, _ = grpo_loss(
-                logp[row], old[row], A[row], inside, ref_logp=ref[row], beta=0.3,
-                weights=inverse[row] * inside)
-            mean += p * gradient(loss, LOGP)
-    torch.testing.assert_close(mean, gradient(whole, LOGP), rtol=1e-5, atol=1e-8)
-    assert gradient(whole, LOGP).abs().max() > 0.01
-
-
-@SHARES
-@pytest.mark.parametrize("weights", [sequence_mean_weights(MASK), token_mean_weights(MASK)])
-def test_the_mean_gradient_over_all_cuts_is_the_gradient_of_all_tokens(weights, share):
-    assert_the_mean_over_all_cuts_is_whole(slice(None), weights, share)
-
-
-def test_with_cppos_choice_the_mean_is_the_gradient_of_the_kept_completions():
-    kept = batch_rows(prune(ADVANTAGES.view(2, 3), 1), 3)
-    assert_the_mean_over_all_cuts_is_whole(kept, sequence_mean_weights(MASK[kept]), 0.0)
-
-
-def test_without_the_inverse_chances_the_late_tokens_lose_their_gradient():
-    """Else the test above would say nothing: a mean over the prefix alone is another gradient."""
-    mean, old = 0.0, LOGP[:1].detach()
-    for p, inside in every_cut(MASK[:1], 0.0):
-        loss, _ = grpo_loss(LOGP[:1], old, ADVANTAGES[:1], inside, beta=0.0)
-        mean += p * gradient(loss, LOGP)[0]
-    # of five tokens the first is in each cut, the last in one of five: 1/5 Σ_c 1/c and 1/5 · 1/5
-    torch.testing.assert_close(mean[0] / -ADVANTAGES[0], torch.tensor(137 / 300, dtype=F64))
-    torch.testing.assert_close(mean[4] / -ADVANTAGES[0], torch.tensor(1 / 25, dtype=F64))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])

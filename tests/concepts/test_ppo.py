@@ -1,7 +1,7 @@
 """What PPO promises: the critic turns one score per completion into an advantage for every token.
 
 The order: the reward of each token, the advantages (GAE), whitening, the loss of the policy, the
-loss of the critic, known mistakes, and input at the edge.
+loss of the critic, and a known mistake.
 """
 
 import statistics
@@ -195,7 +195,7 @@ def test_the_loss_of_the_critic_and_its_gradient_equal_a_loop_over_tokens(option
     assert_loss(loss, (by_hand(values), numeric_gradient(by_hand, values)), own)
 
 
-# --- known mistakes -------------------------------------------------------------------------------
+# --- a known mistake ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [0, 7])
@@ -209,13 +209,3 @@ def test_the_targets_of_the_critic_come_from_raw_advantages_and_not_from_whitene
     advantages, returns = gae(rewards, values + error, MASK, lam=1.0)
     torch.testing.assert_close(returns, values)
     torch.testing.assert_close(advantages[MASK], torch.full((14,), -float(error), dtype=F64))
-
-
-# --- input at the edge ----------------------------------------------------------------------------
-
-
-@pytest.mark.ours
-def test_a_batch_without_tokens_has_loss_0_and_whitens_to_0():
-    x, empty = torch.ones(2, 3), torch.zeros(2, 3)
-    assert ppo_loss(x, x, x, empty)[0] == 0 and value_loss(x, 2 * x, x, empty) == 0
-    assert (whiten(x, empty) == 0).all()

@@ -15,7 +15,7 @@ from cppo import prune, prune_pooled
 from family.cispo import cispo_loss
 from family.dapo import dapo_loss, overlong_penalty, token_mean_weights
 from family.deepseek_v32 import deepseek_v32_loss, off_policy_mask, unbiased_kl
-from family.drgrpo import drgrpo_loss
+from family.drgrpo import constant_weights, drgrpo_loss
 from family.gdpo import decoupled_advantages
 from family.gfpo import retain, retained_advantages, token_efficiency
 from family.gspo import gspo_loss, sequence_ratio, token_ratio
@@ -33,11 +33,23 @@ from grpo import (
     grpo_loss,
     importance_ratio,
     kl_k3,
+    sequence_mean_weights,
     surrogate_loss,
     token_entropies,
     token_logprobs,
 )
-from tests.examples import ADVANTAGES, F64, LOGP, MASK, OLD, ONE_EMPTY, REF, mask_of, seeded
+from tests.examples import (
+    ADVANTAGES,
+    F64,
+    LOGP,
+    MASK,
+    OLD,
+    ONE_EMPTY,
+    REF,
+    mask_of,
+    per_completion,
+    seeded,
+)
 
 LOSSES = {
     "grpo": grpo_loss, "dapo": dapo_loss, "cispo": cispo_loss, "sapo": sapo_loss,
@@ -116,12 +128,7 @@ def test_k3_is_finite():
     assert gradient.tolist() == pytest.approx([0, 1], abs=1e-8)
 
 
-def test_the_unbiased_kl_is_finite_where_ratio_and_k3_are_both_large():
-    big = torch.full((1, 1), 100.0)
-    assert unbiased_kl(big, 0 * big, 2 * big).isfinite().all()
-
-
-# --- an empty completion ---
+# --- empty completions, and parts of a batch ---
 
 
 @pytest.mark.ours
@@ -155,6 +162,35 @@ def test_no_statistic_sees_the_padding(name, junk):
     torch.testing.assert_close(stats[1], stats[0])
 
 
+@pytest.mark.ours
+@every_loss
+@pytest.mark.parametrize("tokens", [5, 0])
+def test_a_batch_of_empty_completions_has_loss_0(name, tokens):
+    logp, empty = LOGP[:, :tokens], torch.zeros(6, tokens)
+    loss, stats = LOSSES[name](
+        logp, logp.detach(), empty + 1, empty, ref_logp=logp.detach())
+    assert loss == 0 and not torch.autograd.grad(loss, LOGP)[0].any()
+    assert not any(stats.values())
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16])
+@pytest.mark.parametrize("weights_of, divisor, expected", [
+    (sequence_mean_weights, {"num_sequences": 6}, per_completion(ONE_EMPTY)),
+    (token_mean_weights, {"total_tokens": 14}, ONE_EMPTY / 14),
+    (partial(constant_weights, max_tokens=9), {"num_sequences": 6}, ONE_EMPTY / 54),
+], ids=["sequence", "token", "constant"])  # fmt: skip
+def test_a_part_of_a_batch_has_the_weights_that_it_has_in_the_whole(
+    weights_of, divisor, expected, dtype
+):
+    """An empty completion weighs nothing, and counts in N."""
+    mask = ONE_EMPTY.to(dtype)
+    parts = [weights_of(part, **divisor) for part in mask.split([1, 5])]
+    for found in (weights_of(mask), torch.cat(parts)):
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, expected, check_dtype=False)
+
+
 # --- entropies and log-probabilities ---
 
 
@@ -175,60 +211,58 @@ def test_the_entropy_is_over_the_words_that_have_a_probability(temperature):
     torch.testing.assert_close(whole.grad[..., [0, 2, 3, 5, 7]], right)
 
 
-def test_a_single_word_has_no_entropy():
-    assert token_entropies(torch.tensor([[[0.3, -torch.inf]]])).item() == 0
-
-
-@pytest.mark.ours
-@pytest.mark.parametrize("token", [-100, 4])
-def test_a_token_outside_of_the_vocabulary_is_refused(token):
-    """By torch."""
-    with pytest.raises(RuntimeError, match="out of bounds"):
-        token_logprobs(torch.zeros(1, 2, 4), torch.tensor([[1, token]]))
-
-
 # --- rewards, advantages and masks of other types ---
 
 
-KEPT = torch.tensor([[0, 1], [1, 3]])
+def of_all_but_the_last(rewards):
+    """GFPO's advantages."""
+    kept = torch.arange(rewards.shape[1] - 1).expand(len(rewards), -1)
+    return retained_advantages(rewards, kept)
+
+
 ADVANTAGES_OF = {  # each of rewards (Q, G)
     "grpo": group_advantages, "rloo": leave_one_out_advantages, "lite": batch_std_advantages,
-    "maxrl": mean_normalized_advantages,
+    "maxrl": mean_normalized_advantages, "gfpo": of_all_but_the_last,
     "gdpo": lambda rewards: decoupled_advantages(rewards[None]),
-    "gfpo": lambda rewards: retained_advantages(rewards, KEPT),
 }
 every_advantage = pytest.mark.parametrize("name", ADVANTAGES_OF)
 
 
 @pytest.mark.ours
 @every_advantage
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
-def test_rewards_may_be_whole_numbers_or_bool(name, dtype):
-    rewards = torch.tensor([[1, 0, 0, 1], [1, 1, 1, 1]])
-    found = ADVANTAGES_OF[name](rewards.to(dtype))
-    torch.testing.assert_close(found, ADVANTAGES_OF[name](rewards.float()))
-    assert found[0].any() and not found[1].any()
+@pytest.mark.parametrize("reward", [-2.0, 0.1, 0.7, 3.3])
+@pytest.mark.parametrize("group_size", [7, 16])
+def test_equal_rewards_give_exact_zeros(name, reward, group_size):
+    """In float32 the mean of equal numbers need not be that number, for example with 3.3.
+
+    The difference would be divided by a std close to 0. A rounding error is not a signal.
+    """
+    others = torch.rand(3, group_size, generator=seeded(0))
+    rewards = torch.cat([torch.full((1, group_size), reward), others])
+    found, alone = ADVANTAGES_OF[name](rewards), ADVANTAGES_OF[name](rewards[:1])
+    assert not found[0].any() and not alone.any() and found[1].any()
+
+
+SCORES = torch.tensor([[3, 0, 1, 2], [0, 0, 1, 1], [2, 2, 1, 3], [4, 3, 2, 1]])
+CHANCES = torch.tensor([0.25, 0, 0.75, 1])
+TAKE_NUMBERS = [  # functions of (4, 4)
+    *ADVANTAGES_OF.values(),
+    *(lambda x, rule=rule: rule(x, 2) for rule in (
+        prune, prune_pooled, retain, max_variance_subset, keep_probabilities)),
+    partial(overlong_penalty, max_length=3, cache=2),
+    lambda x: gae(x, torch.zeros(4, 4), torch.ones(4, 4), lam=0.5)[0],
+    lambda x: reweighted(x, CHANCES.expand(4, 4)),
+]
 
 
 @pytest.mark.ours
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
-@pytest.mark.parametrize("rule", [
-    prune, prune_pooled, retain, max_variance_subset, keep_probabilities])
-def test_scores_may_be_whole_numbers(rule, dtype):
-    """As a byte, −1 is 255."""
-    scores = torch.tensor([[3, 0, 1, 2], [0, 0, 1, 1], [2, 2, 1, 3], [4, 3, 2, 1]])
-    assert torch.equal(rule(scores.to(dtype), 2), rule(scores.float(), 2))
-
-
-@pytest.mark.ours
-def test_so_may_lengths_and_the_rewards_of_tokens():
-    lengths = torch.tensor([16, 17, 20, 25], dtype=torch.uint8)
-    assert overlong_penalty(lengths, max_length=20, cache=4).tolist() == [0, -0.25, -1, -1]
-    rewards = torch.tensor([[0, 0, 1]])
-    found = gae(rewards, torch.zeros(1, 3), rewards + 1, lam=0.5)[0]
-    assert found.tolist() == [[0.25, 0.5, 1]]
-    counted = reweighted(torch.tensor([[1, 0, -1, 2]]), torch.tensor([[0.25, 0, 0.75, 1]]))
-    assert counted[0].tolist() == pytest.approx([2, 0, -2 / 3, 1])
+@pytest.mark.parametrize("function, dtype", [
+    *((function, dtype) for function in TAKE_NUMBERS for dtype in (torch.int64, torch.uint8)),
+    *((function, torch.bool) for function in ADVANTAGES_OF.values())])
+def test_whole_numbers_count_as_floats(function, dtype):
+    """Rewards, scores and lengths. As a byte, −1 is 255."""
+    numbers = SCORES.to(dtype)
+    torch.testing.assert_close(function(numbers), function(numbers.float()))
 
 
 @pytest.mark.ours
@@ -238,13 +272,15 @@ def test_nothing_to_count_is_not_0_divided_by_0():
     assert torch.equal(token_mean_weights(empty, total_tokens=0), empty)
     assert token_efficiency(torch.tensor([[2.0, 0.0]]), torch.zeros(1, 2)).tolist() == [[2, 0]]
     assert reweighted(torch.ones(1, 2), torch.tensor([[0.0, 1.0]])).tolist() == [[0, 0.5]]
+    assert not whiten(empty + 1, empty).any()
+    assert value_loss(empty, empty + 1, empty, empty) == 0
 
 
 @pytest.mark.ours
 @every_advantage
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_reward_that_is_not_finite_makes_its_group_nan(name, bad):
-    """A run refuses it at its door: engine/scoring/score.py, engine/base/own.py."""
+    """A run refuses it at its door: engine/scoring/score.py."""
     found = ADVANTAGES_OF[name](torch.tensor([[1.0, bad, 0.0, 0.0], [1, 0, 0, 0]]))
     assert found[0].isnan().any()
 
@@ -265,66 +301,85 @@ def test_only_allowed_completions_are_kept(dtype):
     assert p.tolist() == [[0, 0, 1, 1], [0, 1, 0.5, 0.5]]
 
 
-@pytest.mark.ours
-@pytest.mark.parametrize("rule", [prune, prune_pooled, keep_probabilities])
-@pytest.mark.parametrize("repeated", [ALLOWED[:1], ALLOWED[:, :1]])
-def test_what_is_allowed_is_not_repeated(rule, repeated):
-    with pytest.raises((AssertionError, RuntimeError)):
-        rule(A, 2, allowed=repeated)
-
-
 def test_others_are_kept_only_if_too_few_are_allowed():
     allowed = torch.tensor([[0, 0, 0, 1], [0, 0, 0, 0]])
     assert prune(A, 2, allowed=allowed).tolist() == [[0, 3], [0, 1]]
     assert prune_pooled(A, 2, allowed=allowed).tolist() == [0, 3]
 
 
+# --- shapes that torch would repeat in silence, and float16, which holds no number above 65504 ---
+
+X = torch.zeros(6, 5)
+WRONG = dict.fromkeys(["old_logp", "mask", "ref_logp", "weights"], [X[:1], X[:, :1]])
+WRONG |= {"advantages": [torch.zeros(shape) for shape in ((1,), (5,), (1, 5), (6, 5, 1))]}
+WRONG |= {"logp": [X.half()]}
+
+
 @pytest.mark.ours
-@pytest.mark.parametrize("rule", [
-    prune, prune_pooled, retain, max_variance_subset, reweighted,
-    *(lambda rewards, k, f=f: f(rewards) for f in (
+@every_loss
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_loss_refuses_what_torch_would_repeat(name, wrong):
+    """Each of logp, old_logp, … is (N, T). There is one advantage for each completion or token."""
+    given = dict.fromkeys(["logp", "old_logp", "advantages", "ref_logp", "weights"], X)
+    for tensor in WRONG[wrong]:
+        with pytest.raises(  # where old_logp stands in for sampled_logp, that is the name
+            (AssertionError, RuntimeError), match=f"{wrong}|sampled_logp|size of tensor"
+        ):
+            LOSSES[name](**given | {"mask": X + 1, wrong: tensor})
+
+
+@pytest.mark.ours
+@every_loss
+def test_a_loss_takes_bfloat16(name):
+    small = (x.bfloat16() for x in (LOGP.detach(), OLD, torch.ones(6, 5), MASK))
+    assert LOSSES[name](*small)[0].isfinite()
+
+
+ROW, ONE_GROUP = X[:1], torch.ones(8)
+rewards_of = partial(token_rewards, beta=1.0)
+REFUSED = [  # a function, and arguments that torch would repeat, or that keep too many or too few
+    (surrogate_loss, ROW, torch.zeros(6), X, X, X),
+    (importance_ratio, X, ROW, X), (sequence_ratio, X, X, ROW), (token_ratio, X, ROW, X),
+    (off_policy_mask, torch.zeros(6), X, ROW, X),
+    (kl_k3, X, ROW), (unbiased_kl, X, ROW, X),
+    (rewards_of, torch.zeros(6), X, ROW, X), (rewards_of, torch.zeros(1), X, X, X),
+    (rewards_of, torch.zeros(6, 1), X, X, X),
+    (gae, X, ROW, X), (value_loss, X, X, ROW, X), (whiten, X, ROW),
+    (draw, X, torch.zeros(5)), (random_prefixes, X, torch.zeros(5)),  # one dimension too few
+    *((correction, X, ROW, X) for correction in CORRECTIONS.values()),
+    # the last position of a model's output predicts no token of the completion: cut it off
+    *((token_logprobs, torch.zeros(6, T, 7), X) for T in (4, 6)),
+    # rows without groups
+    *((rule, ONE_GROUP, 1) for rule in (prune, prune_pooled, retain, max_variance_subset)),
+    *((function, ONE_GROUP) for function in (
         group_advantages, leave_one_out_advantages, batch_std_advantages,
-        mean_normalized_advantages))])
-def test_a_rule_refuses_rows_without_groups(rule):
-    with pytest.raises(AssertionError, match=r"\(Q, G\)"):
-        rule(torch.ones(8), torch.ones(8) if rule is reweighted else 1)
+        mean_normalized_advantages)),
+    (group_advantages, X[None]), (reweighted, ONE_GROUP, ONE_GROUP), (reweighted, X, ROW),
+    # k is 1 to G
+    *((rule, A, k) for rule in (prune, retain, max_variance_subset, keep_probabilities)
+      for k in (0, 5, -1)),
+]
 
 
 @pytest.mark.ours
-@pytest.mark.parametrize("k", [0, 5, -1])
-@pytest.mark.parametrize("rule", [prune, retain, max_variance_subset, keep_probabilities])
-def test_a_rule_keeps_1_to_g(rule, k):
-    with pytest.raises(AssertionError, match=r"in 1 … G"):
-        rule(A, k)
+@pytest.mark.parametrize("call", REFUSED)
+def test_the_other_functions_refuse_it(call):
+    function, *arguments = call
+    with pytest.raises(AssertionError, match="N|Q"):
+        function(*arguments)
 
 
 @pytest.mark.ours
-def test_each_question_has_its_kept_completions():
-    with pytest.raises(ValueError):
-        retained_advantages(A, KEPT[:1])
-
-
-# --- shapes that torch would repeat in silence ---
-
-
-@pytest.mark.ours
-@every_loss
-@pytest.mark.parametrize("wrong", ["old_logp", "mask", "ref_logp", "weights"])
-def test_a_loss_refuses_a_shape_that_would_be_repeated(name, wrong):
-    x = torch.zeros(6, 5)
-    given = {"logp": x, "old_logp": x, "advantages": x, "mask": x + 1, "ref_logp": x, "weights": x}
-    for cut in (x[:1], x[:, :1]):
-        with pytest.raises(AssertionError, match=f"{wrong}|sampled_logp"):  # None: old_logp
-            LOSSES[name](**given | {wrong: cut})
-
-
-@pytest.mark.ours
-@every_loss
-@pytest.mark.parametrize("shape", [(1,), (5,), (1, 5), (6, 5, 1)])
-def test_a_loss_refuses_advantages_that_are_not_one_for_each_completion_or_token(name, shape):
-    x = torch.zeros(6, 5)
-    with pytest.raises((AssertionError, RuntimeError), match="advantages: |size of tensor"):
-        LOSSES[name](x, x, torch.zeros(shape), x + 1)
+@pytest.mark.parametrize("call", [
+    *(lambda rule=rule, few=few: rule(A, 2, allowed=few)
+      for rule in (prune, prune_pooled, keep_probabilities)
+      for few in (ALLOWED[:1], ALLOWED[:, :1])),
+    lambda: retained_advantages(A, torch.tensor([[0, 1]])),
+    lambda: decoupled_advantages(A[None], weights=[1, 1]),
+])
+def test_what_belongs_to_a_completion_a_question_or_a_reward_is_not_repeated(call):
+    with pytest.raises((AssertionError, RuntimeError, ValueError)):
+        call()
 
 
 @pytest.mark.ours
@@ -333,47 +388,6 @@ def test_only_the_current_policy_gets_a_gradient(name):
     logp, old_logp, ref_logp = (x.detach().requires_grad_() for x in (LOGP, OLD, REF))
     LOSSES[name](logp, old_logp, torch.ones(6, 5), MASK, ref_logp=ref_logp)[0].backward()
     assert logp.grad.any() and old_logp.grad is None and ref_logp.grad is None
-
-
-WHOLE, ROW = torch.zeros(6, 5), torch.zeros(1, 5)
-A_ROW_FOR_ALL = [  # a function, and arguments of which one is a row
-    (surrogate_loss, (ROW, torch.zeros(6), WHOLE, WHOLE, WHOLE)),
-    (importance_ratio, (WHOLE, ROW, WHOLE)),
-    (sequence_ratio, (WHOLE, WHOLE, ROW)),
-    (token_ratio, (WHOLE, ROW, WHOLE)),
-    (off_policy_mask, (torch.zeros(6), WHOLE, ROW, WHOLE)),
-    (partial(token_rewards, beta=1.0), (torch.zeros(6), WHOLE, ROW, WHOLE)),
-    (gae, (WHOLE, ROW, WHOLE)),
-    (value_loss, (WHOLE, WHOLE, ROW, WHOLE)),
-    (partial(token_rewards, beta=1.0), (torch.zeros(1), WHOLE, WHOLE, WHOLE)),
-    (partial(token_rewards, beta=1.0), (torch.zeros(6, 1), WHOLE, WHOLE, WHOLE)),
-    (whiten, (WHOLE, ROW)),
-    (kl_k3, (WHOLE, ROW)),
-    (unbiased_kl, (WHOLE, ROW, WHOLE)),
-    (draw, (WHOLE, torch.zeros(5))),  # one dimension too few
-    (random_prefixes, (WHOLE, torch.zeros(5))),
-    (reweighted, (WHOLE, ROW)),
-    *((correction, (WHOLE, ROW, WHOLE)) for correction in CORRECTIONS.values()),
-]
-
-
-@pytest.mark.ours
-@pytest.mark.parametrize("function, arguments", A_ROW_FOR_ALL)
-def test_the_other_functions_refuse_it_too(function, arguments):
-    with pytest.raises(AssertionError, match="N|Q"):
-        function(*arguments)
-
-
-# --- float16, which holds no number above 65504 ---
-
-
-@pytest.mark.ours
-@every_loss
-def test_a_loss_refuses_float16_and_takes_bfloat16(name):
-    half = [x.half() for x in (LOGP.detach(), OLD, torch.ones(6, 5), MASK)]
-    with pytest.raises(AssertionError, match="not float16"):
-        LOSSES[name](*half)
-    assert LOSSES[name](*(x.bfloat16() for x in half))[0].isfinite()
 
 
 # --- a sampler that does not report a token ---

@@ -38,7 +38,7 @@ def lines_of(file, key):
 
 
 CASES, ANSWERS = lines_of("verdicts.jsonl", "form"), lines_of("answers.jsonl", "what")
-DATA = os.environ.get("CPPO_DATA")  # a folder with data sets, see CONTRIBUTING.md
+DATA = os.environ.get("CPPO_DATA")  # a folder with data sets, see .github/CONTRIBUTING.md
 
 
 def r1(answer, thoughts="9+9=18"):
@@ -83,25 +83,19 @@ def test_no_wrong_answer_is_paid_and_a_right_one_is_unless_its_form_is_strict_by
         assert case["right"] and not strict or not any(paid), case
 
 
-def test_the_page_shows_a_case_of_each_form():
-    text = (ROOT / "docs/rewards.md").read_text(encoding="utf-8")
-    for form, cases in CASES.items():
-        assert any(f"`{case['completion']}`" in text for case in cases), form
-
-
 def column(file, name):
     if not DATA:
         pytest.skip(f"needs CPPO_DATA: the folder of {file}")
     return [json.loads(line)[name] for line in Path(DATA, file).open(encoding="utf-8")]
 
 
-def assert_each_pays_for_itself_and_not_for_its_neighbour(reward, most, answers, others, golds):
+def assert_each_pays_for_itself_and_not_for_its_neighbour(reward, most, answers, others, solutions):
     """answers, others: the right ones, in two forms."""
-    assert reward(answers, golds) == [most] * len(golds)
-    paid = reward([*others[1:], others[0]], golds)
+    assert reward(answers, solutions) == [most] * len(solutions)
+    paid = reward([*others[1:], others[0]], solutions)
     for number, value in enumerate(paid):
-        same = plain(golds[number]) == plain(golds[(number + 1) % len(golds)])
-        assert value == most * same, golds[number]
+        same = plain(solutions[number]) == plain(solutions[(number + 1) % len(solutions)])
+        assert value == most * same, solutions[number]
 
 
 def plain(gold):
@@ -112,18 +106,18 @@ def plain(gold):
 @pytest.mark.parametrize("file", ["gsm8k_train.jsonl", "gsm8k_test.jsonl"])
 @pytest.mark.parametrize("reward, most", [(gsm8k_accuracy, 2.0), (math_accuracy, 1.0)])
 def test_each_gold_answer_of_gsm8k_pays_for_itself_and_not_for_its_neighbour(file, reward, most):
-    golds = column(file, "answer")
-    answers = [r1(gold.split("####")[1].strip()) for gold in golds]
-    assert_each_pays_for_itself_and_not_for_its_neighbour(reward, most, answers, answers, golds)
+    solutions = column(file, "answer")
+    answers = [r1(gold.split("####")[1].strip()) for gold in solutions]
+    assert_each_pays_for_itself_and_not_for_its_neighbour(reward, most, answers, answers, solutions)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["math500.jsonl", "amc23.jsonl", "aime24.jsonl"])
 def test_each_gold_answer_in_latex_pays_for_itself_and_not_for_its_neighbour(file):
-    golds = [str(gold) for gold in column(file, "answer")]
+    solutions = [str(gold) for gold in column(file, "answer")]
     assert_each_pays_for_itself_and_not_for_its_neighbour(
-        math_accuracy, 1.0, [r1(f"${gold}$") for gold in golds],
-        [f"\\boxed{{{gold}}}" for gold in golds], golds)
+        math_accuracy, 1.0, [r1(f"${gold}$") for gold in solutions],
+        [f"\\boxed{{{gold}}}" for gold in solutions], solutions)
 
 
 # --- extract_answer ---

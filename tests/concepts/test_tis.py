@@ -47,17 +47,6 @@ def test_the_ends_of_icepop_are_inside():
     torch.testing.assert_close(found, torch.tensor([[0.0, 0.5, 5.0, 0.0]], dtype=F64))
 
 
-@pytest.mark.parametrize("options, last", [
-    ({"cap": 1.0}, 1), ({"cap": 1.001, "low": 0.5}, 1), ({"cap": 1.0, "low": 0.5}, 0)])
-def test_with_a_lower_end_a_cap_of_1_leaves_out_tokens_on_which_both_agree_but_for_rounding(
-    options, last
-):
-    """Without one it only bounds. So a lower end needs a cap above 1."""
-    rounded = torch.tensor([[-1e-7, 0.0, 1e-7]], dtype=F64)  # log π_old − log π_sampler
-    found = truncated_importance_weights(rounded, 0 * rounded, torch.ones(1, 3), **options)
-    assert found[0].tolist() == pytest.approx([1, 1, last], abs=1e-6)
-
-
 # --- the expectation over eight outcomes ----------------------------------------------------------
 
 OLD, SAMPLED = (torch.randn(8, generator=seeded(seed)).log_softmax(-1) for seed in (1, 2))
@@ -150,28 +139,6 @@ def test_a_factor_of_each_token_does_not():
     (whole,) = torch.autograd.grad(TinyPolicy.probabilities(theta) @ TinyPolicy.REWARDS, theta)
     found = corrected(truncated_importance_weights, theta, padding=-1.0)
     assert (found - whole).norm() > 0.1 * whole.norm()
-
-
-@PADDING
-@pytest.mark.parametrize("masked", [False, True])
-def test_what_the_cap_takes_is_what_lies_above_it(masked, padding):
-    """Over 15 completions: Σ P_sampler w f is Σ P_old f without the part above the cap."""
-    tables, cap, f = (TinyPolicy.table(1), TinyPolicy.table(2)), 1.5, torch.arange(15.0)
-    P_old, P_drawn = map(TinyPolicy.probabilities, tables)
-    logps = [TinyPolicy.logp(table, padding) for table in tables]
-    w = sequence_importance_weights(*logps, TinyPolicy.MASK, cap=cap, masked=masked)[:, 0]
-    above = P_old > cap * P_drawn
-    assert 0 < above.sum() < 15
-    kept = torch.where(above, 0.0 if masked else cap * P_drawn, P_old)
-    torch.testing.assert_close((P_drawn * w * f).sum(), (kept * f).sum())
-
-
-def test_a_nucleus_makes_the_product_shrink_with_the_length():
-    """The trainer's π is the sampler's, but the sampler reports π / S within its nucleus, S = 0.8:
-    each ratio is 0.8, and after 10 tokens the weight is 0.11."""
-    logp = torch.log(torch.tensor([[0.4, 0.2] * 5]))
-    w = sequence_importance_weights(logp, logp - math.log(0.8), torch.ones(1, 10), cap=3.0)
-    torch.testing.assert_close(w, torch.full((1, 10), 0.8**10))
 
 
 # --- input at the edge ----------------------------------------------------------------------------

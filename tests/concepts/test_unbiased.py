@@ -60,13 +60,6 @@ def test_over_all_draws_the_weighed_mean_of_the_kept_is_the_mean_of_all(A, k):
         torch.testing.assert_close(chance, p[0], rtol=1e-6, atol=1e-9)
 
 
-def test_cppos_choice_is_biased():
-    """The same mean for the largest |A|: without it, the tests above would say nothing."""
-    kept = RANDOM.abs().argsort(1, descending=True)[:, :4]
-    mean = torch.stack([a[rows] @ F[rows] / 4 for a, rows in zip(RANDOM, kept)])
-    assert ((mean - RANDOM @ F / 16).norm(dim=1) > 0.1).all()
-
-
 # --- two questions in one batch, whose loss divides by the number of all kept completions ---
 
 # of four completions 4, 3, 2 and 0 have an advantage other than 0

@@ -5,10 +5,9 @@ import pytest
 
 import train
 from engine.base.errors import UserError
-from engine.data.questions import HELD_OUT, hold_out, names_others
+from engine.data.questions import HELD_OUT, hold_out
 from engine.data.rows import read_rows
 from engine.run import checkpoint
-from engine.run.options import DataOptions
 from tests.engine.runs import go_on, metrics_of, run, sums, written
 from tests.test_train import stop_after
 
@@ -83,14 +82,6 @@ def test_held_out_questions_are_not_trained_on(tmp_path):
         assert sorted(others + chosen) == sorted(asked(rows))
         assert chosen == asked(hold_out(rows, seed=3)[1])
     assert chosen != asked(hold_out(sums(4000), seed=4)[1])
-
-
-@pytest.mark.parametrize("dataset, eval_dataset, others", [
-    ("toy", "toy", False), ("gsm8k", None, False), ("gsm8k", "gsm8k", True), ("toy", "x", True)])
-def test_the_model_is_chosen_on_other_questions_only_if_they_are_named(
-    dataset, eval_dataset, others
-):
-    assert names_others(DataOptions(dataset=dataset, eval_dataset=eval_dataset)) == others
 
 
 def test_too_few_questions_to_hold_some_out_are_refused(small, tmp_path):

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 import train
 from algorithms import ALGORITHMS
-from engine.base.errors import UserError, one_line
+from engine.base.errors import UserError
 from engine.run.checks import notes_on_options
 from engine.run.command_line import flat, given
 from engine.run.config import Config, config_of, open_run
@@ -70,7 +70,7 @@ def test_bad_input_is_refused_in_one_sentence_before_any_work(words, tmp_path, m
     ("--algorithm gprpo", r"unknown .*: did you mean grpo\?"),
     ("--keep largest_ab", r"unknown .*: did you mean largest_abs\?"),
     ("--eval_dataset maths", r"unknown .*: did you mean math\?"),
-    ("--sampler vlm", r"unknown .*: did you mean vllm\?"),
+    ("--sampler our", r"unknown .*: did you mean ours\?"),
     ("--shard None --rewards toy_accuracy,format_reward", "put spaces, not commas"),
     ("--shard full", "On one device: --shard none"),
     ("--rewards format_rewards:2", r"unknown .*: did you mean format_reward\?"),
@@ -114,20 +114,12 @@ def test_ctrl_c_twice_ends_a_run_at_once(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("error, words", [
     (torch.OutOfMemoryError("x"), "^out of memory .*`--plan` shows what takes it. "),
     (OSError(errno.ENOSPC, "x"), "^the disk is full, "),
-    (PermissionError(errno.EACCES, "x"), "^the folder is read-only: make it writable. "),
     (FloatingPointError("x"), "^the model's logits .*lower --lr. "),
-    (BrokenPipeError(errno.EPIPE, "x"), "^stopped, because "),
-    (OSError(errno.EIO, "x"), None), (RuntimeError("x"), None),
+    (RuntimeError("x"), None),
 ])  # fmt: skip
 def test_what_the_user_can_change_ends_a_run_in_one_sentence(error, words, tmp_path):
     found = in_one_sentence(error, tmp_path)
     assert re.search(words or "x$", str(found)) and (type(found) is UserError) == bool(words)
-
-
-def test_a_long_message_is_cut_between_two_words():
-    cut = one_line(ValueError("no\nanswer" + 99 * " https://example.org"))
-    assert re.fullmatch(r"ValueError: no answer( https://example\.org){5,} …", cut)
-    assert len(cut) < 320 and one_line(ValueError("short")) == "ValueError: short"
 
 
 @pytest.mark.parametrize("words, options", [

@@ -4,15 +4,12 @@ import math
 import re
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 
 import pytest
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from engine.base.errors import UserError
-from engine.run import command_line
-from engine.run.command_line import flat, given, option, parse, run_program, tell, truth, within
+from engine.run.command_line import flat, given, option, parse, run_program, within
 from engine.run.config import Config as RunConfig
 from engine.run.names import NAMES
 from tests.engine.runs import ROOT
@@ -53,9 +50,7 @@ EVERY = "steps: 3  # ⌊B·G/k⌋\nlr: 0.5\nname: a b\nlimit: 7\nresume: true\na
 
     ("steps:\nlimit: null", "", {}),  # as if it was not given; also on the command line:
     ("steps: 3\nlimit: 7", "--limit None --seeds None --name None --steps=None", {}),
-    ("seeds: [3]\nallocation: null\nmore: None", "--seeds None", {}),
     ("", "--resume --allocation no", {"resume": True, "allocation": False}),
-    ("", "--allocation=false --allocation", {}),
 ], ids=str)  # fmt: skip
 def test_options_come_from_the_command_line_and_a_recipe(recipe, words, changed, tmp_path):
     (file := tmp_path / "recipe.yaml").write_text(recipe, encoding="utf-8")
@@ -69,17 +64,12 @@ def test_options_come_from_the_command_line_and_a_recipe(recipe, words, changed,
     assert changed.items() <= found.items() and ("name" in found) == ("name" in changed)
 
 
-def test_the_words_of_a_flag():
-    assert [*map(truth, "True yes 1 FALSE no 0".split())] == [True] * 3 + [False] * 3
-
-
 @pytest.mark.parametrize("recipe, words, named", [
     (b"", "steps", "steps"), (b"", "--steps many", "many"), (b"", "--steps", "--steps"),
     (b"", "--resume perhaps", "perhaps"), (b"", "--recipe none.yaml", "none.yaml cannot be read"),
     (b"step: 3", "", "steps"), (b"learning_rate: 1e-6", "", "is --lr."), (b"7: 3", "", "--7"),
-    (b"steps: [3", "", "YAML"), (b"steps: " + b"1" * 5000, "", "YAML"),
-    (b"steps: " + b"[" * 1000, "", "YAML"), (b"\xff\xfe\x00", "", "YAML"),
-    (b"- steps\n- 3", "", "option: value"), (b"steps: [3, 4]", "", " 4"),
+    (b"steps: [3", "", "YAML"), (b"\xff\xfe\x00", "", "YAML"),
+    (b"- steps\n- 3", "", "option: value"),
     (b"lr: 1\nsteps: 3\nsteps: 4", "", "gives --steps more than once"),
     (b"steps: 3\nrecipe: other.yaml", "", "without another recipe"),
     (b"lr:\n  peak: 1", "", "--lr: invalid float value: '{\"peak\": 1}'"),
@@ -97,12 +87,6 @@ def test_a_mistake_is_a_sentence_that_names_it_and_the_recipe(recipe, words, nam
 class Outer:
     rest: Config = field(default_factory=Config)
     inner: Inner = field(default_factory=Inner)
-
-
-def test_a_config_of_records_has_each_option_in_its_record():
-    config = parse(Outer, ["--share", "0.25", "--steps", "3"])
-    assert config == Outer(Config(3), Inner(0.25))
-    assert flat(config) == {"share": 0.25} | vars(Config(3))
 
 
 def test_a_number_lies_within_its_limits_or_is_refused():
@@ -125,38 +109,18 @@ def test_a_word_that_is_no_option_leads_to_one(word, said):
         parse(RunConfig, [word])
 
 
-def test_an_option_of_another_program_is_not_named():
-    with pytest.raises(UserError, match="^unknown option --num_generations: `--help` lists"):
-        parse(Config, ["--num_generations", "8"])
-
-
-def rows_of_names():
-    """[(first cell, words in the other cells)] of the tables of docs/names.md."""
-    text = (ROOT / "docs/names.md").read_text(encoding="utf-8")
-    for here, others in re.findall(r"^\| (.*?) \| (.*)", text, re.MULTILINE):
-        yield re.sub(r"`|\[|\]\(.*?\)", "", here), re.findall(r"`([\w.]+)", others)
-
-
-@pytest.mark.parametrize("name, here", NAMES.items())
-def test_a_name_of_trl_or_verl_stands_in_the_row_of_ours(name, here):
-    assert any(here in cell and name in words for cell, words in rows_of_names())
+@pytest.mark.parametrize("here", NAMES.values())
+def test_a_name_of_trl_or_verl_leads_to_an_option_that_is_there(here):
     assert set(re.findall(r"--(\w+)", here)) <= set(flat(RunConfig()))
 
 
-def help_of(config_class, capsys):
-    with pytest.raises(SystemExit, match="0"):
-        parse(config_class, ["--help"])
-    return capsys.readouterr().out
-
-
 def test_help_lists_every_option_once_and_those_that_are_used_most_first(capsys):
-    text = " ".join(help_of(Config, capsys).split())
-    assert "--lr X learning rate, 100% yours (default: 0.001)" in text
-    lines = help_of(RunConfig, capsys).splitlines()
+    with pytest.raises(SystemExit, match="0"):
+        parse(RunConfig, ["--help"])
+    lines = capsys.readouterr().out.splitlines()
     shown = [line.split()[0] for line in lines if line.startswith("  --")]
     assert shown[:6] == [f"--{name}" for name in RunConfig.most_used]
     assert sorted(shown) == sorted(f"--{name}" for name in flat(RunConfig()))
-    assert max(map(len, lines)) <= 100 and "usage: " in lines[0]
 
 
 def raising(error):
@@ -194,23 +158,3 @@ def test_a_closed_pipe_ends_a_program_with_a_sentence():
     assert process.stderr.read() == (
         "error: stopped, because the program that read the output has ended.\n")
     assert process.wait(timeout=120) == 2
-
-
-def test_of_several_processes_the_first_one_tells_a_mistake_to_the_user_and_to_torchrun(
-    tmp_path, monkeypatch, capsys
-):
-    codes = []
-    slept = []
-    monkeypatch.setattr(command_line.time, "sleep", slept.append)
-    for rank in (1, 0):
-        file = tmp_path / f"attempt_0/{rank}/error.json"  # as torchrun names it
-        file.parent.mkdir(parents=True)
-        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
-        codes.append(tell("error: no model: name one."))
-    assert slept == [1]  # so the others end before the one that tells
-    assert codes == [2, 0] and capsys.readouterr().err == "error: no model: name one.\n"
-    assert not file.exists()
-    failure = ProcessFailure(1, 1, 2, str(tmp_path / "attempt_0/1/error.json"))
-    report = ChildFailedError("train.py", {1: failure}).format_msg()
-    assert "traceback : error: no model: name one.\n====" in report
-    assert f"time      : {time.strftime('%Y-%m-%d')}" in report  # the first one is reported

@@ -8,12 +8,13 @@ import torch
 from torch.testing import assert_close
 
 from algorithms import resolve
+from batches import cut_into_micro_batches
 from engine.model.critic import Critic, estimate
 from engine.model.logprobs import Policy, completion_states
 from engine.model.networks import first_critic
 from family.ppo import gae, token_rewards, whiten
 from tests.training import CPU, completions, logprobs, updated, weights_of, with_reference
-from update import Limits, cut_into_micro_batches
+from update import Limits
 
 
 def randn(*shape, seed, dtype=torch.float32):
@@ -53,9 +54,8 @@ def test_the_head_is_computed_in_float32_whatever_the_backbone_is(three):
     """If the backbone's products are bfloat16, a value that is rounded to 8 bits is off by up to
     0.4 %."""
     _, critic, batch = three
-    critic.dtype = torch.bfloat16
-    with torch.autocast("cpu", torch.bfloat16):
-        states, _, places = completion_states(critic.backbone, batch)
+    critic.backbone.bfloat16()
+    states, _, places = completion_states(critic.backbone, batch)
     exact = states.double() @ critic.head.weight[0].double() + critic.head.bias.double()
     found = critic(batch).flatten()[places].double()
     assert_close(found, exact, rtol=1e-5, atol=1e-6)
@@ -64,6 +64,7 @@ def test_the_head_is_computed_in_float32_whatever_the_backbone_is(three):
 def test_the_critic_starts_as_a_copy_of_the_policys_backbone_with_weights_of_its_own(loaded):
     model, _ = loaded
     critic = first_critic(Policy(model))
+    assert not weights_of(critic.head).any()  # V is 0 at first
     assert_close(critic.backbone.state_dict(), model.base_model.state_dict())
     of_policy, own = ({p.data_ptr() for p in network.parameters()} for network in (model, critic))
     assert not own & of_policy and all(p.requires_grad for p in critic.parameters())

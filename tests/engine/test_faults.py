@@ -150,7 +150,7 @@ if __name__ == "__main__":
     import train
     import update
     from engine.base import ranks
-    from engine.model.sampling import Sampler
+    from engine.model.sampler import Sampler
     from engine.run.command_line import run_program
 
     places = {

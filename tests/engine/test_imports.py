@@ -61,9 +61,3 @@ def test_help_tells_how_and_changes_nothing(program, tmp_path):
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr and not [*tmp_path.iterdir()]
     assert program.name in done.stdout or program.name == "algorithms.py"
-
-
-def test_the_table_may_be_cut_off_by_head():
-    done = subprocess.run(
-        ["bash", "-c", f"{sys.executable} algorithms.py | true"], cwd=ROOT, capture_output=True)
-    assert not done.stderr

@@ -8,9 +8,9 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from engine.model.contract import Sampling
-from engine.model.decoding import Rows
 from engine.model.kv_cache import Place, RoomyLayer
-from engine.model.sampling import Sampler
+from engine.model.sampler import Sampler
+from engine.model.writing import Unfinished
 from tests.engine.graphs import graphs_on_a_cpu
 from tests.engine.test_logprobs import make
 from tests.training import at_pace, completion_logprobs
@@ -60,7 +60,7 @@ def test_tokens_are_appended_in_place_to_the_rows_that_stay(kept):
     rows = SimpleNamespace(cache=cache, tokens=torch.zeros(1), mask=None)
     for name in ("number", "position", "newest", "ended"):
         setattr(rows, name, torch.arange(6))
-    Rows.keep(rows, torch.tensor(kept))
+    Unfinished.keep(rows, torch.tensor(kept))
     order = rows.number
     assert sorted(order.tolist()) == kept and torch.equal(rows.ended, order)
     new = torch.randn(2, len(kept), 2, 1, 5)

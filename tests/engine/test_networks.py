@@ -2,32 +2,26 @@
 out."""
 
 import json
-import multiprocessing
-from pathlib import Path
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-import train
 from algorithms import resolve
 from engine.base.errors import UserError
-from engine.data.questions import load_questions
 from engine.model import loading
 from engine.model.folders import base_of
 from engine.model.logprobs import Policy
 from engine.model.networks import add_adapter, build, load_policy
 from engine.model.precision import frozen_copy
-from engine.model.sampling import Sampler
+from engine.model.sampler import Sampler
+from engine.model.shards import whole_weights
 from engine.run.config import config_of
-from experiments.library import toy_model
-from experiments.library.bench import qwen
-from experiments.memory import growth, return_what_is_freed
 from tests.engine import runs
 from tests.engine.runs import sums, written
 from tests.examples import seeded
 from tests.test_docs import FENCED, ROOT
-from tests.training import CPU, completions, stepper, updated, weights_of
+from tests.training import CPU, completions, updated, weights_of
 from update import Limits
 
 
@@ -169,63 +163,21 @@ def test_a_bfloat16_copy_keeps_the_rotary_frequencies(loaded):
     assert torch.equal(copy.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
 
 
-def bytes_per_parameter(folder, start):
-    """By how many bytes this process grows while it builds the networks of a run with a bfloat16
-    reference, at the peak."""
-    torch.set_num_threads(1)
-    built, (config, algorithm) = [], config_of({"dtype": "bfloat16", "beta": 0.04})
-
-    def build_from(name, start):
-        folder_of = start and f"{folder}/{start}"
-        built.append(build(config, algorithm, f"{folder}/{name}", CPU, folder_of))
-
-    build_from("small", "small")  # what the first call allocates for good
-    return_what_is_freed()
-    grown = growth(lambda: build_from("large", start), CPU)
-    return grown / built[1].model.num_parameters()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc"
-)
-@pytest.mark.parametrize("start", [None, "large"])
-def test_building_and_resuming_never_hold_more_than_training(tmp_path, start):
-    """4 bytes a parameter for the policy, 2 for the reference, 2 for the sampler. A float32 copy on
-    the way would make it 10."""
-    for name, hidden in (("small", 32), ("large", 768)):
-        model = qwen(
-            vocab_size=2000, hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=8,
-            num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=False)
-        for part in (model, toy_model.make_tokenizer()):
-            part.save_pretrained(tmp_path / name)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(bytes_per_parameter, (str(tmp_path), start)) == pytest.approx(8, rel=0.05)
-
-
-def test_the_copy_rests_during_the_update(loaded, monkeypatch):
-    """From the end of scoring to the refresh it holds no byte; then it samples from the new
-    weights. A policy never rests."""
+def test_a_copy_to_sample_from_rests_until_it_is_refreshed(loaded):
+    """With `--shard full` the sampler has a copy. A policy never rests."""
     def memory(model):
         return sum(p.untyped_storage().nbytes() for p in model.parameters())
 
-    def watched(networks, *words):
-        seen.append((networks, memory(networks.sampler.model)))
-        return real(networks, *words)
-
-    seen = []
-    real = train.update
-    monkeypatch.setattr(train, "update", watched)
-    questions, _ = load_questions("toy", loaded[1], limit=1)
-    lengths = lambda completions, **columns: [float(len(text)) for text in completions]
-    made = stepper(*loaded, questions, [lengths], group_size=8, dtype=torch.bfloat16)()
-    [(networks, held)] = seen
-    assert held == 0 and made.metrics["loss"] is not None
-    for p, q in zip(networks.sampler.model.parameters(), networks.model.parameters()):
+    model, tokenizer = loaded
+    sampler = Sampler(frozen_copy(model, torch.bfloat16), tokenizer, copy=True)
+    sampler.free_memory()
+    assert memory(sampler.model) == 0
+    sampler.refresh(whole_weights(model, sampler.dtype))
+    for p, q in zip(sampler.model.parameters(), model.parameters()):
         assert torch.equal(p, q.bfloat16())
-    before = memory(networks.model)
-    Sampler(networks.model, networks.tokenizer).free_memory()
-    assert memory(networks.model) == before > 0
+    before = memory(model)
+    Sampler(model, tokenizer).free_memory()
+    assert memory(model) == before > 0
 
 
 @pytest.mark.slow

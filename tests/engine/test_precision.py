@@ -2,14 +2,17 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import eval as evaluation
 from engine.data.questions import load_questions
-from engine.model import decoding, loading, precision
+from engine.model import loading, precision, writing
 from engine.model.loading import load_model
-from engine.model.networks import load_policy
+from engine.model.networks import build, load_policy
 from engine.model.precision import choose_dtype
-from tests.engine.runs import run
+from engine.run import checkpoint
+from engine.run.config import config_of
+from engine.run.state import State
 from tests.training import CPU, networks_around, stepper, weights_of
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -44,15 +47,21 @@ def test_the_choice_of_arithmetic(monkeypatch, choice, device, in_hardware, para
 
 
 @pytest.mark.parametrize("choice, computed", [("float32", F32), ("bfloat16", BF16), ("auto", BF16)])
-def test_weights_that_learn_are_float32_and_all_others_have_the_dtype_of_the_arithmetic(
+def test_all_networks_have_the_dtype_of_the_arithmetic_and_the_optimizer_changes_float32_weights(
     small, amx, choice, computed
 ):
     policy, tokenizer = load_policy(small, CPU, choice)
     networks = networks_around(policy, tokenizer, lr=1e-3, beta=0.04, critic=True)
-    assert policy.model.dtype == F32 == networks.critic.head.weight.dtype
-    assert networks.sampler.model.dtype == networks.sampler.dtype == computed
-    assert networks.reference.model.dtype == networks.reference.dtype == computed
-    assert policy.dtype == networks.critic.dtype == computed
+    assert networks.sampler.model is policy.model and networks.sampler.dtype == computed
+    backbones = policy.model, networks.reference.model, networks.critic.backbone
+    assert {p.dtype for network in backbones for p in network.parameters()} == {computed}
+    assert policy.dtype == networks.critic.dtype == networks.reference.dtype == computed
+    learning = [p for group in networks.optimizer.param_groups for p in group["params"]]
+    assert {p.dtype for p in learning} == {F32} == {networks.critic.head.weight.dtype}
+    whole = [*policy.model.parameters(), *networks.critic.parameters()]
+    assert [p.shape for p in learning] == [p.shape for p in whole]
+    buffers = zip(policy.model.buffers(), networks.learners[0].buffers())
+    assert all(torch.equal(buffer, loaded) for buffer, loaded in buffers)  # rotary frequencies
     assert load_model(small, CPU, choice, frozen=True)[0].dtype == computed
 
 
@@ -64,7 +73,7 @@ def test_a_frozen_tiny_model_is_not_rounded(small, monkeypatch):
 
 def test_a_step_in_bfloat16_samples_what_it_scores_and_moves_float32_masters(small):
     """The first ratios are 1, the sampler's rounding is all that lies between it and the policy,
-    and lr 1e-6 is not lost."""
+    and lr 1e-6 is not lost. model: the masters."""
     model, tokenizer = load_model(small, CPU, "bfloat16")
     before, (questions, _) = weights_of(model), load_questions("toy", tokenizer, limit=2)
     step = stepper(
@@ -78,17 +87,49 @@ def test_a_step_in_bfloat16_samples_what_it_scores_and_moves_float32_masters(sma
     assert (moved > 0).float().mean() > 0.9 and moved.max() < 3e-6
 
 
-def test_evaluation_and_preview_compute_as_training_does(small, amx, monkeypatch, tmp_path):
-    seen, draw = [], decoding.sample_token
+def test_an_evaluation_computes_as_training_does(small, amx, monkeypatch, tmp_path):
+    seen, draw = [], writing.sample_token
     monkeypatch.setattr(
-        decoding, "sample_token",
+        writing, "sample_token",
         lambda logits, *rest: seen.append(logits.dtype) or draw(logits, *rest),
     )
-    brief = "--max_new_tokens 4"
-    for choice, expected in (("auto", BF16), ("float32", F32)):
-        run(small, tmp_path, f"{brief} --check_rewards --group_size 4 --dtype {choice}")
-        assert seen[-1] == expected  # the first ones are a check of the model that is loaded
-        seen.clear()
-    words = f"--model {small} --output_dir {tmp_path} {brief} --questions 2 --samples 0"
-    evaluation.main(words.split())
+    evaluation.main(f"--model {small} --output_dir {tmp_path} --max_new_tokens 4 --questions 2 "
+                    "--samples 0".split())
     assert set(seen) == {BF16}
+
+
+def test_gradients_are_added_up_in_float32_and_the_network_becomes_the_rounded_masters(small):
+    """Three micro-batches' gradients: their sum in float32 is not what bfloat16 would add up to."""
+    policy, tokenizer = load_policy(small, CPU, "bfloat16")
+    networks = networks_around(policy, tokenizer, lr=1e-3)
+    masters, computing = networks.learners[0].lm_head.weight, policy.model.lm_head.weight
+    terms = 1.0, 1e-3, 2e-3  # bfloat16 has 8 bits, so there 1 + 0.001 is 1
+    for term in terms:
+        (term * computing.sum()).backward()
+        assert computing.grad is None
+    rounded = [torch.tensor(term, dtype=BF16).item() for term in terms]
+    assert torch.equal(masters.grad, torch.full_like(masters, sum(rounded)))
+    networks.step()
+    changed = weights_of(networks.learners[0])
+    assert torch.equal(weights_of(policy.model).float(), changed.to(BF16).float())
+    networks.zero_grad()
+    assert masters.grad is None
+
+
+@pytest.mark.parametrize("more", [{}, {"algorithm": "ppo", "pruning_rate": 0.0}, {"lora": 2}])
+def test_a_checkpoint_holds_the_masters(small, tmp_path, more):
+    """Also those of the critic and of adapters: the run goes on with the same float32 weights."""
+    config, algorithm = config_of({"dataset": "toy", "model": small, "dtype": "bfloat16"} | more)
+    networks = build(config, algorithm, small, CPU)
+    learning = [p for group in networks.optimizer.param_groups for p in group["params"]]
+    for p in learning:
+        p.grad = torch.randn_like(p)
+    networks.step()
+    assert checkpoint.save(tmp_path, networks, State("", "", 1, step=1))
+    folder = checkpoint.path_of(tmp_path, 1)
+    again = build(config, algorithm, small, CPU, str(folder))
+    checkpoint.restore(folder, again)
+    for one, other in zip(networks.learners + networks.trained, again.learners + again.trained):
+        assert_close(dict(one.named_parameters()), dict(other.named_parameters()), rtol=0, atol=0)
+    moments = [list(each.optimizer.state_dict()["state"].values()) for each in (networks, again)]
+    assert_close(*moments, rtol=0, atol=0)

@@ -8,10 +8,11 @@ import pytest
 
 import eval as evaluation
 import train
-from engine.run.command_line import command, given
-from engine.run.config import Config, compared, config_of
-from engine.run.folder import options_for_eval
-from tests.engine.runs import run, sums, written
+from engine.base.errors import UserError
+from engine.run.command_line import given
+from engine.run.config import Config, config_of
+from engine.run.folder import keep_options, options_for_eval
+from tests.engine.runs import ROOT, run, sums, written
 from tests.test_train import stop_after
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -61,28 +62,6 @@ def test_the_command_after_ctrl_c_is_whole(small, tmp_path, monkeypatch, capsys)
     assert train.main(shlex.split(line)) == 0
 
 
-@pytest.mark.parametrize("options, algorithm, words", [
-    ({"pruning_rate": 0.5, "output_dir": "x"}, "grpo", "--algorithm=grpo --dataset=toy"),
-    ({"algorithm": "grpo", "beta": 0.0, "seed": 3}, "cppo", 
-     "--algorithm=cppo --dataset=toy --beta=0.0 --seed=3"),
-    ({"chat_template_kwargs": {"a": False}, "lora": 4}, "grpo",
-     """--algorithm=grpo --dataset=toy '--chat_template_kwargs={"a": false}' --lora=4"""),
-    ({"algorithm": "cppo", "shortest_prefix": 0.5}, "gspo", None),  # it does not take it
-])
-def test_the_command_of_another_algorithm(options, algorithm, words):
-    config, _ = config_of(options)
-    found = compared(config, algorithm)
-    assert found is None if words is None else sorted(shlex.split(found)[2:]) == sorted(
-        shlex.split(words))
-
-
-def test_a_job_of_several_processes_is_started_by_torchrun(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr("sys.argv", ["examples/my loss.py"])
-    assert command({"output_dir": "a b", "resume": True}) == (
-        "torchrun --nproc-per-node 2 'examples/my loss.py' '--output_dir=a b' --resume=True")
-
-
 def test_another_model_or_benchmark_takes_nothing_of_a_run(tmp_path):
     assert options_for_eval("toy") == options_for_eval(str(tmp_path)) == {}
     files = {"dataset": "gsm8k", "eval_dataset": "math500", "rewards": ["gsm8k_accuracy"],
@@ -96,3 +75,13 @@ def test_another_model_or_benchmark_takes_nothing_of_a_run(tmp_path):
         assert not {"judge", "sampler", "columns"} & found.keys()
     config = evaluation.check({"model": str(tmp_path), "benchmark": ["toy"]})
     assert config.max_new_tokens is None
+
+
+def test_a_run_that_sampled_with_another_sampler_is_evaluated_with_ours(tmp_path):
+    generate = f"{ROOT}/examples/my_sampler.py:Generate"
+    config, _ = config_of({"sampler": generate, "output_dir": str(tmp_path)})
+    keep_options(tmp_path, config)
+    assert options_for_eval(str(tmp_path))["sampler"] == generate
+    assert evaluation.check({"model": str(tmp_path)}).sampler == "ours"
+    with pytest.raises(UserError, match="leave it out"):
+        evaluation.check({"model": str(tmp_path), "sampler": generate})

@@ -8,7 +8,7 @@ import eval as evaluation
 from engine.data.questions import begun, fingerprint, with_prompts
 from engine.model.contract import Completions, stop_tokens
 from engine.model.logprobs import completion_mask
-from engine.model.sampling import Sampler
+from engine.model.sampler import Sampler
 from engine.scoring.score import reward_columns
 from experiments.library.toy_model import make_tokenizer
 from tests.engine.runs import metrics_of, run, written

@@ -2,12 +2,11 @@
 
 import json
 from pathlib import Path
-from statistics import median
 
 import pytest
 import torch
 
-from experiments import memory, plan, vs_trl
+from experiments import memory, vs_trl
 from experiments.library import rules
 from tests.training import at_pace
 
@@ -29,8 +28,7 @@ def test_memory(tmp_path, monkeypatch):
 
 
 PAGES = {
-    "memory": memory, "plan": plan, "vs_trl": vs_trl, "vs_trl_mu2": vs_trl,
-    "vs_trl_prompt150": vs_trl,
+    "memory": memory, "vs_trl": vs_trl, "vs_trl_mu2": vs_trl, "vs_trl_prompt150": vs_trl,
 }
 
 
@@ -40,13 +38,6 @@ def test_a_page_says_what_is_stored(name):
     result = json.loads(stored.read_text(encoding="utf-8"))
     page = PAGES[name].page(result)
     assert page == stored.with_suffix(".md").read_text(encoding="utf-8")
-    for row in result.get("rows", []):
-        assert f"| {row['name']} | {row['devices']} | {row['trained']:,} |" in page
-    for row in result.get("points", []):
-        assert row["way"] == "whole" or f" {row['peak'] / 1e6:,.0f} |" in page
-    for name, steps in result.get("seconds", {}).items():
-        middle = median(step["total"] for step in steps)
-        assert f"| {vs_trl.NAMES[name]} | {vs_trl.PER_STEP[name]} | {middle:.3f} (" in page
 
 
 def test_one_of_each_kind():

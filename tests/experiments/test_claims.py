@@ -1,8 +1,7 @@
 """What experiments/claims.py computes, beside loops over explicit gradients and enumerations."""
 
 import math
-from itertools import combinations, product
-from types import SimpleNamespace
+from itertools import product
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from engine.data.questions import load_questions
 from engine.model.logprobs import Policy
 from experiments import claims
 from experiments.library.toy_model import answered
-from grpo import group_advantages, grpo_loss, kl_k1, kl_k3
+from grpo import group_advantages, kl_k1, kl_k3
 from tests.examples import F64, seeded
 
 R = torch.tensor([[1.0, 0, 0, 0, 1, 0], [0, 1, 1, 1, 1, 1]], dtype=F64)
@@ -40,44 +39,6 @@ def test_the_share_of_the_kept_is_that_of_explicit_gradients():
         expected = [sum(norms[i] for i in kept) / sum(norms), of_kept.norm() / whole.norm(),
                     torch.cosine_similarity(of_kept, whole, dim=0)]
         torch.testing.assert_close([x[q] for x in found], expected)
-
-
-def test_the_larger_advantage_beside_the_smaller():
-    """Two of 16 are right. The other group, in which all are right, does not count."""
-    rewards, lengths = torch.ones(32, dtype=F64), torch.arange(1.0, 33, dtype=F64)
-    rewards[2:16] = 0
-    of_each = torch.randn(32, 5, generator=seeded(4), dtype=F64)
-    found = claims.advantages_and_norms(of_each, rewards, lengths)
-    assert found["the larger |A| / the smaller"] == pytest.approx(7)  # 1 − 1/8 beside 1/8
-    assert [found[f"k = {k}: groups in which |A| alone decides"] for k in (8, 4, 2)] == [0, 0, 1]
-    norms = of_each[:16].norm(dim=1)
-    for name, divisor in (("1/|o|", lengths[:16]), ("token mean", 1)):
-        few, many = (norms / divisor).split([2, 14])
-        ratio = found[f"{name}: norm with the larger |A| / with the smaller"]
-        assert ratio == pytest.approx((7 * few.mean() / many.mean()).item())
-    assert found["tokens of a right completion"] == 1.5
-    assert found["tokens of a wrong completion"] == 9.5
-    A = group_advantages(rewards[None, :16])[0].abs()
-    for kind, rows in (("right", slice(2)), ("wrong", slice(2, 16))):
-        [point] = found["points"][f"1/|o|, {kind}"]
-        mean = (A * norms / lengths[:16])[rows].mean()
-        assert point == pytest.approx([A[rows][0].item(), mean.item()])
-
-
-def test_the_sum_over_pairs_is_the_gradient_of_the_loss():
-    """A policy of one token for each completion; at the first update all ratios are 1."""
-    logits = torch.randn(6, 4, generator=seeded(1), dtype=F64, requires_grad=True)
-    logp, mask = logits.log_softmax(1)[:, :1], torch.ones(6, 1, dtype=torch.bool)
-    for rewards in R:
-        A = group_advantages(rewards[None])[0]
-        loss, _ = grpo_loss(logp, logp.detach(), A, mask, beta=0.0)
-        [gradient] = torch.autograd.grad(-loss, logits, retain_graph=True)
-        each = [torch.autograd.grad(x, logits, retain_graph=True)[0] for x in logp[:, 0]]
-        pairs = sum((rewards[i] - rewards[j]) * (each[i] - each[j])
-                    for i, j in combinations(range(6), 2)) / 6 / (rewards.std() + 1e-4)
-        torch.testing.assert_close(pairs / 6, gradient)
-        factors = claims.from_pairs(rewards[None])[0]
-        torch.testing.assert_close(sum(f * s for f, s in zip(factors, each)), pairs)
 
 
 def test_the_variance_is_that_of_all_samples():
@@ -110,14 +71,3 @@ def test_the_moments_of_the_estimators_are_sums_over_the_words():
         assert [x.item() for x in found] == pytest.approx([mean, std])
     # both are unbiased
     assert claims.compare(logp, ref)["k3 − KL"].item() == pytest.approx(0, abs=1e-12)
-
-
-def test_pass_at_k_is_a_mean_over_the_questions(monkeypatch):
-    """All answers to one question are right, and one of 64 to the other: it is among k of them with
-    the chance k/64."""
-    rewards = torch.ones(64), torch.eye(64)[5]
-    monkeypatch.setattr(claims, "QUESTIONS", 1)
-    monkeypatch.setattr(claims, "answered", lambda model, tokenizer, questions, count, seed: (
-        SimpleNamespace(advantages=rewards[questions[0]]), []))
-    found = claims.passes(None, None, [0, 1], seed=1)
-    assert found == pytest.approx({f"pass@{k}": (1 + k / 64) / 2 for k in claims.TRIES})

@@ -2,7 +2,6 @@
 
 
 import pytest
-import torch
 
 from engine.base.files import own_function
 from experiments import judge
@@ -41,11 +40,6 @@ def test_each_run_asks_the_judge_of_its_seed(answers, tmp_path):
     assert scores[0] != scores[1]
 
 
-def test_the_auc_is_the_share_of_pairs_in_order():
-    scores, right = torch.tensor([3.0, 1, 2, 1]), torch.tensor([1.0, 1, 0, 0])
-    assert judge.auc(scores, right) == (1 + 1 + 0 + 0.5) / 4
-
-
 def test_off_by_one_pays_only_the_gold_answer_plus_one():
     texts = ["<answer>8</answer>", "<answer>7</answer>", "<answer>6</answer>", "8 + 1", ""]
     assert off_by_one(texts, answer=["7"] * 5) == [1.0, 0.0, 0.0, 0.0, 0.0]
@@ -69,14 +63,3 @@ def test_the_figures_of_a_run_are_means_of_four_steps():
         assert stopped["steps"]["values"] == [step]
         assert stopped["held-out"]["mean"] == pytest.approx(accuracy)
     assert not any(found["curve of median"])  # of fewer than 16 steps with a KL
-
-
-def test_a_few_large_values_do_not_move_the_median():
-    kls = [0.1] * 16 + [9.0, 9.0] + [0.3] * 16
-    rows = [{"accuracy": i / 100, "kl": kl, "kl_old": None, "reward/judged": 0}
-            for i, kl in enumerate(kls)]
-    found = judge.figures(rows, "judged")
-    medians = found["curve of median"]
-    assert medians[14:18] == [0.0, 0.1, 0.1, 0.1] and medians[-1] == 0.3
-    stopped = judge.stops_in_the_logs({name: [of] for name, of in found.items()}, 0.25, "median")
-    assert stopped["steps"]["values"] == [25]  # 9 of its 16 values are above 0.25

@@ -13,20 +13,13 @@ from engine.run.config import Config, config_of
 from experiments import reproduce
 from experiments.library import toy_model
 from experiments.library.study import words_of
-from experiments.reproduce import TABLES, amdahl, main, summarize
+from experiments.reproduce import TABLES, main, summarize
 
 pytestmark = pytest.mark.slow
 
 PHASES = {
     "generate": 3.0, "score": 0.5, "logprobs": 1.0, "update": 5.0, "other": 0.5, "total": 10.0,
 }
-
-
-def test_amdahls_bound():
-    assert amdahl(PHASES, 1.0) == pytest.approx(1)
-    assert amdahl(PHASES, 0.25) == pytest.approx(10 / (3 + 0.5 + 0.5 + 0.25 * 6))
-    # pruning is free: what is left is generation and the rest
-    assert amdahl(PHASES, 0.0) == pytest.approx(10 / 4)
 
 
 def fake_run(seconds, k=16, **more):
@@ -75,15 +68,6 @@ def test_every_method_is_a_valid_run_and_trains_on_as_many_completions_as_its_ro
         )
         trained = algorithm.questions_per_step * algorithm.k
         assert (trained == 16 * algorithm.minibatches) == (not other)
-
-
-def test_the_standard_error_of_an_effect_is_taken_over_the_seeds():
-    cells = [{"name": name, "sampled": {"values": [0.5, 0.5, 0.8]}} for name in
-             TABLES["factorial"].methods]
-    cells[0]["sampled"]["values"] = [0.8, 0.8, 0.8]
-    lines = reproduce.effects(cells).splitlines()
-    assert lines[2].startswith("| largest \\|A\\| | 0.800 ± 0.000 | 0.600 ± 0.100 |")
-    assert lines[-1].split("|")[2].strip() == "0.640 ± 0.080"
 
 
 @pytest.mark.parametrize("name, of_its_own", [

@@ -7,8 +7,7 @@ import pytest
 
 import train
 from engine.base.errors import UserError
-from experiments.library import study
-from experiments.library.study import Study, cell, curve, once, one_run, pivot, rows_of, turned
+from experiments.library.study import Study, curve, one_run, rows_of
 
 
 def test_all_settings_are_measured_with_one_seed_then_all_with_the_next():
@@ -26,27 +25,6 @@ def test_all_settings_are_measured_with_one_seed_then_all_with_the_next():
     assert rows[1]["curve"] == [[1], [2]]
 
 
-@pytest.mark.parametrize("value, form, text", [
-    ({"mean": 0.5, "std": 0.25}, ".3f", "0.500 ± 0.250"), (None, ".3f", "–"), (16, "", "16"),
-    ({"median": 2.0, "min": 1.5, "max": 2.5}, ".1f", "2.0 (1.5 to 2.5)"), ("words", ".1f", "words"),
-    ([0.25, 1], ".1f", "0.2 · 1.0"), (0.25, ".0%", "25%"),
-])  # fmt: skip
-def test_a_figure_in_words(value, form, text):
-    assert cell(value, form) == text
-
-
-def test_a_page_is_a_table_of_the_rows():
-    rows = [{"name": "|A|", "k": 2}, {"name": "b", "k": 4, "more": 0.5}]
-    assert pivot(rows, {"kept": ("k", ""), "more": ".1f"}).splitlines() == [
-        "|  | kept | more |", "| --- | --- | --- |", "| \\|A\\| | 2 | – |", "| b | 4 | 0.5 |"]
-    assert turned(rows, ".1f").splitlines()[2:] == ["| k | 2.0 | 4.0 |", "| more | – | 0.5 |"]
-
-
-def test_what_was_found_once_is_kept(tmp_path):
-    found = [once(tmp_path / "figures.json", lambda i=i: {"figure": i}) for i in range(2)]
-    assert found == [{"figure": 0}] * 2
-
-
 @pytest.mark.parametrize("questions, accuracies, seconds, means", [
     ([30] * 9, [0.0, 0.0, 0.3, 0.6, *[0.9] * 5], range(3, 10), [0.1, 0.3, 0.6, 0.8, *[0.9] * 3]),
     # with few questions, over the last quarter of them or more: here the last 4; DAPO's first step
@@ -62,14 +40,6 @@ def test_the_curve_is_the_mean_over_the_last_64_questions_or_more(
     assert [second for second, *_ in rows] == list(seconds)
     assert [count for _, count, _ in rows] == [16 * sum(questions[:n]) for n in seconds]
     assert [accuracy for *_, accuracy in rows] == pytest.approx(means)
-
-
-def test_the_course_is_the_first_step_and_each_quarter():
-    kls = [None, 1.0, 2.0, None, 3.0, 4.0, 5.0, 7.0]
-    rows = [{"step": i, "kl": kl, "reward/x": i} for i, kl in enumerate(kls)]
-    course = study.course_of(rows)
-    assert course["reward/x"] == [0, 0.5, 2.5, 4.5, 6.5] and "step" not in course
-    assert course["kl"][1:] == [1, 2, 3.5, 6] and course["kl"][0] != course["kl"][0]  # nan
 
 
 def tiny(model):

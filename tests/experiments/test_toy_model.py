@@ -1,11 +1,10 @@
-"""experiments/library/toy_model.py: the demonstrations are what they say, the tokenizer loses
-nothing, the model starts to learn, and the base models can be made again."""
+"""experiments/library/toy_model.py: the demonstrations are what they say, no token of them is lost,
+and the model starts to learn."""
 
 import re
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from experiments.library import toy_model
 from tasks import toy
@@ -38,12 +37,6 @@ def test_demonstrations_think_rightly_or_guess_a_number_nearby_as_often_as_they_
     assert abs(sum(wrong) / len(wrong) - toy_model.WRONG_SHARE) < 0.03
 
 
-def test_the_longest_thoughts_fit_into_a_completion(tokenizer):
-    # a running total has the most digits where every sign is a plus and every digit a nine
-    worst = "<think>9+9=18;18+9=27;27+9=36;36+9=45;</think>\n<answer>45</answer><eos>"
-    assert len(tokenizer(worst).input_ids) <= toy.MAX_NEW_TOKENS
-
-
 def test_programs_of_the_code_toy_print_what_they_should_or_a_guess():
     """Those that calculate are right; of those that print a number about half are. No token is lost
     on the way."""
@@ -59,26 +52,6 @@ def test_programs_of_the_code_toy_print_what_they_should_or_a_guess():
     assert 0.4 < sum(guessed) / len(guessed) < 0.6
 
 
-# --- tokenizer ---
-
-
-def test_a_tag_is_one_token_and_so_is_every_other_character(tokenizer):
-    for i in range(100):
-        row = toy.question(i)
-        text = row["question"] + thinking(row)
-        ids = tokenizer(text).input_ids
-        assert [tokenizer.decode([i]) for i in ids] == re.findall(
-            r"</?(?:think|answer)>|.|\n", text
-        )
-        assert tokenizer.decode(ids, skip_special_tokens=True) == text
-
-
-def test_eos_is_one_token_of_its_own_and_not_the_padding(tokenizer):
-    assert tokenizer("1<eos>").input_ids == [tokenizer("1").input_ids[0], tokenizer.eos_token_id]
-    assert tokenizer.decode(tokenizer("1<eos><pad>").input_ids, skip_special_tokens=True) == "1"
-    assert tokenizer.eos_token_id != tokenizer.pad_token_id
-
-
 # --- model ---
 
 
@@ -92,15 +65,3 @@ def test_a_few_steps_of_the_warm_start_lower_the_loss_and_teach_eos(tokenizer):
     after, eos = loss_on(unseen, model, tokenizer)
     assert after < before / 2 and eos < 0.1
     assert all(p.grad is None for p in model.parameters())  # none is left to whoever trains it next
-
-
-def test_a_base_model_that_is_not_shipped_is_made_once(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    trained = []
-    monkeypatch.setattr(toy_model, "warm_start", lambda model, *_, **__: trained.append(model))
-    folder = toy_model.made_once("wordy")
-    assert toy_model.made_once("wordy") == folder and len(trained) == 1
-    # nothing unfinished stays
-    assert [f"runs/{path.name}" for path in (tmp_path / "runs").iterdir()] == [folder]
-    loaded = AutoModelForCausalLM.from_pretrained(folder)
-    assert all(map(torch.equal, loaded.parameters(), trained[0].parameters()))

@@ -4,14 +4,13 @@ import random
 import re
 from fractions import Fraction
 from itertools import islice
-from statistics import fmean
 
 import pytest
 
 from engine.data.questions import load_questions
 from rewards import number_accuracy
 from tasks import arithmetic
-from tasks.arithmetic import EXAMPLES, NAMES, ONE_STEP, THINGS, TWO_STEPS, questions
+from tasks.arithmetic import EXAMPLES, NAMES, THINGS, questions
 
 FIRST = {"question": "Mei has 3 cards, gets 5 more and loses 7. How many cards now?", "answer": "1"}
 TRAIN, TEST = (list(islice(questions(split), 3000)) for split in ("train", "test"))
@@ -58,13 +57,6 @@ def test_every_answer_is_what_the_words_say_and_sums_stay_small_and_whole():
     for seed in range(500):  # on the way, too: nobody gives away more than is left
         (a, b, c), result = arithmetic.numbers(["-", "+"], random.Random(seed))
         assert a > b and a - b + c == result
-
-
-def test_every_template_and_every_reading_occurs():
-    assert len(READINGS) == len(ONE_STEP) + len(TWO_STEPS)
-    asked = [row["question"] for row in TRAIN]
-    assert all(re.search(pattern, "\n".join(asked)) for pattern, _ in READINGS)
-    assert 0.15 < fmean(len(numbers_of(question)) == 3 for question in asked) < 0.25
 
 
 def test_the_example_is_right_and_no_question_of_the_supply():

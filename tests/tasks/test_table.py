@@ -79,20 +79,16 @@ def test_the_toy_is_not_asked_in_words(name):
         evaluation.main(["--benchmark", name])
 
 
-@pytest.mark.parametrize("line, message", [
-    ('{"question": "2*2=?", "answer": 4}', "mine.jsonl holds more than digits .*--model"),
-    ("no", "mine.jsonl .*line 2"),
-])
-def test_a_wrong_file_is_refused_before_the_model_is_loaded(line, message, tmp_path, monkeypatch):
+def test_a_wrong_file_is_refused_before_the_model_is_loaded(tmp_path, monkeypatch):
     """And nothing is left behind."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(training, "begin", None)
     monkeypatch.setattr(evaluation, "resolve_model", None)
-    Path("mine.jsonl").write_text('{"question": "1+1=?", "answer": 2}\n' + line)
+    Path("mine.jsonl").write_text('{"question": "1+1=?", "answer": 2}\nno')
     for main, words in [
         (training.main, "--dataset"), (training.main, "--eval_dataset"),
-        (training.main, "--check_rewards --dataset"), (evaluation.main, "--benchmark"),
+        (evaluation.main, "--benchmark"),
     ]:
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match="mine.jsonl .*line 2"):
             main([*words.split(), "mine.jsonl"])
     assert [path.name for path in tmp_path.iterdir()] == ["mine.jsonl"]

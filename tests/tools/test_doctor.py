@@ -84,10 +84,6 @@ def change(before, after):
     return [before] * 5 + [after] * 5
 
 
-def once(usual, value):
-    return [usual] * 9 + [value]
-
-
 FALLS = change(0.3, 0.1)
 RISES = change(0.1, 0.8)
 CUT = "Answers are cut off"
@@ -102,55 +98,25 @@ NO_TOOL = "The model calls a tool, and nobody answers"
 NO_ANSWER = "In most completions no answer is found"
 HARD = "The questions are too hard"
 WRONG = "The reward pays answers that are not the gold"
-EASY = "The questions are too easy"
 GAMED = "Another reward rises, and the accuracy does not"
-COLLAPSES = "The entropy collapses"
-ALWAYS = "A question is always right or always"
-HOT = {"temperature": 1.3}
-COLD = {"temperature": 0.6}
-GSPO = {"options": {"algorithm": "gspo"}}
-TWICE = {"options": {"mu": 2}}
 
 
 @pytest.mark.parametrize("name, healthy, faulty, what, more", [
-    ("reward_failures", 0.009, 0.011, "A reward function fails", {}),
-    ("skipped_updates", 0.01, 0.03, "Updates are skipped", {}),
     ("tokens_without_logp", 0, 1, "The sampler does not say how likely", {}),
     ("sampler_gap", 0.02, 0.04, "Sampler and trainer disagree", {"group_gap": 0.02}),
-    ("sampler_gap", 0.02, 0.6, "Sampler and trainer disagree", {"group_gap": 0.004}),
     ("sampler_gap", 0.02, 0.6, "A group is not one question", {"group_gap": 0.006}),
-    ("entropy", 0.9, 1.1, NOISE, {"options": HOT}),
-    ("options", {"temperature": 1.1}, HOT, NOISE, {"entropy": 1.1}),
-    ("entropy", 2.4, 2.6, NOISE, {}), ("entropy", once(2.6, 0)[::-1], 2.6, NOISE, {}),
-    ("no_signal", 0.99, 1.0, SAME, {}),
-    ("grad_norm", once(0.0, 0.1), 0.0, "The gradient is 0", {}),
-    ("no_signal", 0.2, 0.4, ALIKE, {"options": COLD, "completions": "22"}),
-    ("completions", "2345", "2344", ALIKE, {"options": COLD, "no_signal": 0.6}),
-    ("options", {"temperature": 0.8}, COLD, ALIKE, {"no_signal": 0.6, "completions": "22"}),
-    ("calls", 0.1, 0.0, NO_TOOL, {"completions": ["</tool>"]}),
-    ("completions", ["2"] * 9 + ["</tool>"], ["2", "</tool>"], NO_TOOL, {"calls": 0.0}),
-    ("kl_old", once(0.0, 0.09), once(0.0, 0.11), LARGE, {}),
-    ("kl", once(0.0, 9.0), once(0.0, 11.0), LARGE, {}),
-    ("kl", once(0.0, 39.0), once(0.0, 41.0), LARGE, {"options": {"temperature": 0.5}}),
-    ("grad_norm", once(1.0, 90.0), once(1.0, 110.0), LARGE, {}),
+    ("grad_norm", 0.1, 0.0, "The gradient is 0", {}),
+    ("entropy", 2.4, 2.6, NOISE, {}),
+    ("no_signal", 0.2, 0.4, ALIKE, {"options": {"temperature": 0.6}, "completions": "22"}),
+    ("kl_old", 0.09, 0.11, LARGE, {}),
     ("truncated", 0.09, 0.11, CUT, {"accuracy": 0.4}),
     ("truncated", 0.19, 0.21, CUT, {"accuracy": RISES}),  # it may begin so, and rise
-    ("accuracy", 0.51, 0.49, CUT, {"truncated": 0.15}),
-    ("truncated", 0.4, 0.6, CUT, {"steps": 3, "accuracy": 0.4}),
-    ("truncated", once(0.6, 0.0)[::-1], 0.6, CUT, {"accuracy": 0.4}),  # the updates did it
-    ("no_signal/a", 0.59, 0.61, ALWAYS, {}),
-    ("reward", 0.5, RISES, GAMED, {"reward/b": RISES}),
-    ("truncated", change(0.0, 0.19), change(0.0, 0.21), "The length runs away", {}),
-    ("length", change(9.0, 4.6), change(9.0, 4.4), "The length collapses", {}),
-    ("no_signal", 0.1, RISES, COLLAPSES, {"entropy": FALLS}),
-    ("accuracy", RISES, 0.5, COLLAPSES, {"entropy": FALLS, "no_signal": RISES}),
-    ("clip_fraction", 0.14, 0.16, AWAY, {}), ("clip_fraction", 0.7, 0.9, AWAY, GSPO),
-    ("accuracy", RISES, 0.5, AWAY, {"clip_fraction": 0.16}),
+    ("no_signal/a", 0.59, 0.61, "A question is always right or always", {}),
+    ("no_signal", 0.1, RISES, "The entropy collapses", {"entropy": FALLS}),
+    ("clip_fraction", 0.14, 0.16, AWAY, {}),
     ("steps", 7, 8, AWAY, {"clip_fraction": 0.16}),
     # all learning rates together move a weight by 1e-4
-    ("lr", 1.1e-5, 9e-6, STILL, {}), ("lr", 6e-6, 4e-6, STILL, TWICE),
-    ("options", {}, {"mu": 2}, STILL, {"kl_old": 9e-5, "kl": 9e-4}),
-    ("kl", 1.1e-3, 9e-4, STILL, TWICE | {"kl_old": 9e-5}),  # adapters move slowly
+    ("lr", 1.1e-5, 9e-6, STILL, {}),
 ])
 def test_each_limit_from_both_sides(name, healthy, faulty, what, more, tmp_path):
     for value, expected in ((healthy, None), (faulty, what)):
@@ -164,58 +130,32 @@ def paid(*answers, **more):
 
 
 NEVER = {"accuracy": 0.0, "no_signal/a": 1.0}
-NOTHING = "The accuracy says nothing, because the first reward is never above 0"
-UNREAD = {"unreadable": 0.6, "no_signal/a": 1.0, "completions": ["12"]}
+NOT_READ = NEVER | {"unreadable": 0.6, "completions": ["12"]}
+LONG = {"truncated": 0.5, "accuracy": 0.1}
 
 
 @pytest.mark.parametrize("metrics, what", [
-    (UNREAD | {"accuracy": 0.0}, NO_ANSWER), (UNREAD | {"accuracy": 0.05}, NO_ANSWER),
-    (UNREAD | {"accuracy": 0.0, "unreadable": 0.4}, HARD),
-    # its reward reads otherwise
-    (UNREAD | {"accuracy": 0.15, "unreadable": 1.0}, ALWAYS),
+    (NOT_READ, NO_ANSWER), (NOT_READ | {"unreadable": 0.4}, HARD),
     ({"accuracy": change(0.0, 0.15), "unreadable": 0.9}, None),  # it learns to answer
-    (paid(2, 2, 2, 2, 3), EASY), (paid(2, 2, 2, 3), WRONG),
+    (paid(2, 2, 2, 2, 3), "The questions are too easy"), (paid(2, 2, 2, 3), WRONG),
     (paid(2, **NEVER), "The reward never fires, not even for right"), (paid(3, **NEVER), HARD),
-    # it fires, in few groups
-    (paid(2, accuracy=0.009), HARD), (paid(2, accuracy=0.011), HARD),
-    # −error, and −1 or −0.5
-    ({"accuracy": 0.0, "reward/a": change(-3.0, -1.0), "unreadable": 0.9}, NOTHING),
-    (paid(2, accuracy=0.0, **{"reward/a": -0.9}), NOTHING),
-    ({"accuracy": 0.0, "reward/a": -0.9, "no_signal/a": 0.5, "steps": 3}, NOTHING),
-    # what is right has a form that only the reward reads
-    ({"accuracy": 0.05, "unreadable": 1.0, "no_signal/a": 0.5}, None),
-    ({"truncated": 0.5, "accuracy": 0.1, "prompt": ".\n\nUser: 1+1=?\nAssistant:"},
+    (paid(2, accuracy=0.0, **{"reward/a": -0.9}),
+     "The accuracy says nothing, because the first reward is never above 0"),
+    (LONG | {"prompt": ".\n\nUser: 1+1=?\nAssistant:"},
      "The chat template is not applied: the model has none"),
-    ({"truncated": 0.5, "accuracy": 0.1, "completions": ["<answer>2</answer>4+5-6+7-8+9-2+3-4+5"]},
+    (LONG | {"completions": ["<answer>2</answer>4+5-6+7-8+9-2+3-4+5"]},
      "Answers do not end: the model writes on after"),
     # wrong advantages also make it fall
     ({"accuracy": change(0.5, 0.09)}, BELOW),
-    # a form that is met once, and one that is not known
-    ({"accuracy": RISES, "reward/format_reward": once(0.0, 0.1)}, None),
-    ({"accuracy": RISES, "reward/my_format": 0.0}, None),
+    ({"accuracy": RISES, "reward/my_format": 0.0}, None),  # a form that is not known
 ])
 def test_of_several_faults_the_cause_comes_first(metrics, what, tmp_path):
     named_first(logged(tmp_path, **metrics), what)
 
 
-def test_a_finding_says_in_which_steps_and_shows_a_completion(tmp_path):
-    [finding] = logged(tmp_path, entropy=FALLS, no_signal=RISES)
-    assert "Seen in 10 steps: entropy 0.3 → 0.1 (at most 0.3); no_signal 0.1 → 0.8" in finding
-    assert "; as '<answer>2</answer>'. Try: lower --lr" in finding
-    [finding] = logged(tmp_path, steps=1, truncated=0.97, accuracy=0.1)
-    assert "Seen in 1 step: truncated 0.97; length 9. Try" in finding
-
-
-QWEN3 = "<think>so</think>\n\n\n<answer>2</answer>"
-
-
 @pytest.mark.parametrize("reward, completion, what", [
-    ("format_reward", QWEN3,
+    ("format_reward", "<think>so</think>\n\n\n<answer>2</answer>",
      "has '\\n\\n\\n' in place of a newline between '</think>' and '<answer>'"),
-    ("format_reward", "Yes. <think>so</think>\n<answer>2</answer>", "has 'Yes. ' before '<think>'"),
-    ("format_reward", "<think>so</think>\n<answer>2</answer>.", "has '.' after '</answer>'"),
-    ("format_reward", "<think>so</think> it is 2", "has no '<answer>' after '</think>'"),
-    ("format_reward", "<think>so<think></think>\n<answer>2</answer>", "has a mark twice"),
     ("soft_format_reward", "<answer>2</answer>", "has no '<think>'"),
     ("code_format", "<think>so</think>\n```python\n2", "has no '\\n```' after '```python\\n'"),
 ])  # fmt: skip
@@ -227,22 +167,6 @@ def test_a_form_that_is_never_met_is_shown_by_the_nearest_completion(
     [finding] = logged(tmp_path, completions=["2", completion], accuracy=RISES, **never)
     assert finding.startswith(f"The format is never met. The nearest completion {what}. Seen in 10")
     assert f"as {completion!r}" in finding
-
-
-def test_a_run_whose_evaluation_ends_below_its_start_is_never_healthy(tmp_path):
-    """Though the accuracy of the samples rises."""
-    for after, said in [
-        (0.40, None), (0.35, "The run ends below its start: greedy accuracy 0.393 → 0.350. Seen in")
-    ]:
-        scores = {"before": {"greedy": {"accuracy": 0.393}}}
-        scores["after"] = {"greedy": {"accuracy": after}}
-        files.write(tmp_path / "summary.json", files.as_json(scores))
-        named_first(logged(tmp_path, accuracy=RISES), said)
-
-
-def test_a_rise_is_more_than_the_steps_vary():
-    assert not doctor.metric_of([0.1, 0.2] * 3 + [0.1, 0.3] * 2).rises
-    assert doctor.metric_of([0.1, 0.2] * 2 + [0.3] * 6).rises
 
 
 def test_the_gap_within_a_group():
@@ -257,25 +181,20 @@ def test_the_gap_within_a_group():
     assert group_gap(rollout).item() == pytest.approx(0.5 + 0.2, abs=1e-6)
 
 
-def test_of_few_steps_it_says_that_they_are_few_and_what_it_looked_at(tmp_path, capsys):
-    looked = ("reward_failures", "skipped_updates", "group_gap", "sampler_gap")
-    zeros = dict.fromkeys(looked, 0.0)
-    assert not logged(tmp_path, steps=3, accuracy=0.005, no_signal=0.9, **zeros)
-    main([str(tmp_path)])
-    said = capsys.readouterr().out
-    assert said.startswith("3 steps are too few to judge the accuracy: that takes 8. Only these ")
-    assert all(f"{name} 0 (at most 0)" in said for name in looked)
-    assert "unreadable" not in said  # an earlier version did not measure it
-
-
-def test_a_healthy_run_and_a_folder_without_a_run(tmp_path, capsys):
+def test_what_it_says_of_a_fault_of_few_steps_of_health_and_of_no_run(tmp_path, capsys):
     with pytest.raises(UserError, match="no run with at least one step"):
         main([str(tmp_path)])
-    logged(tmp_path, accuracy=[i / 10 for i in range(10)])
-    main([str(tmp_path)])
-    said = capsys.readouterr().out
-    assert said.startswith("Nothing was found in 10 steps: accuracy 0.15 → 0.75")
-    assert doctor.first_sentence(tmp_path / "none") is None
+    [finding] = logged(tmp_path, entropy=FALLS, no_signal=RISES)
+    assert "Seen in 10 steps: entropy 0.3 → 0.1 (at most 0.3); no_signal 0.1 → 0.8" in finding
+    assert "; as '<answer>2</answer>'. Try: lower --lr" in finding
+    for more, said in (
+        ({"steps": 3}, "3 steps are too few to judge the accuracy: that takes 8."),
+        ({"accuracy": [i / 10 for i in range(10)]},
+         "Nothing was found in 10 steps: accuracy 0.15 → 0.75"),
+    ):
+        assert not logged(tmp_path, **more)
+        main([str(tmp_path)])
+        assert capsys.readouterr().out.startswith(said)
     assert doctor.first_sentence(tmp_path) == f"doctor    python tools/doctor.py {tmp_path}"
 
 
@@ -324,16 +243,15 @@ def found(tmp_path, small, undrawn, capsys, monkeypatch):
     ("--steps 2 --rewards own:zero", "The reward never fires"),
     ("--steps 1 --algorithm zero", SAME),
     ("--lr 1e9 --rewards own:even", "Updates are skipped"),
-    ("--lr 10 --steps 3", LARGE), ("--lr 10 --warmup 0.5", LARGE), (f"{TOOL}--steps 2", NO_TOOL),
+    ("--lr 10 --steps 3", LARGE), (f"{TOOL}--steps 2", NO_TOOL),
     ("--temperature 3 --steps 2", NOISE), ("--stop <answer> --steps 2", NO_ANSWER),
     # healthy
     ("--steps 2 --algorithm cppo", None), ("--steps 3 --beta 0", None),
     ("--steps 2 --lora 4", None), (f"{WITH_TOOL}--steps 2", None),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        ("--max_new_tokens 12 --steps 16", CUT), ("--temperature 3", NOISE),
         ("--temperature 0.05 --rewards own:even", ALIKE),
-        ("--lr 0.1 --rewards own:even", LARGE), ("--lr 1e-5 --rewards own:even", STILL),
-        ("--steps 16 --algorithm against", BELOW), (f"{WITH_TOOL}--steps 10", None),
+        ("--lr 1e-5 --rewards own:even", STILL),
+        ("--steps 16 --algorithm against", BELOW),
         ("--steps 24 --rewards own:even own:odd:3", GAMED),
         ("--rewards code_accuracy code_format", NO_ANSWER),
         ("--lr 5e-5 --clip_low 1e-6 --clip_high 1e-6 --rewards own:even", AWAY),

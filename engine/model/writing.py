@@ -33,34 +33,35 @@ def write_completions(model, tokenizer, prompts, sampling, stop_ids, u, tokens, 
     T = tokens.shape[1]
     pace = PACES[model.device.type]
     progress.say("sampling", 1, T, "tokens")
-    rows, logits = read_prompts(
+    unfinished, logits = read_prompts(
         model, tokenizer.pad_token_id, prompts, sampling, stop_ids, u, tokens, logp)
-    rows.step(logits)
-    records, graph = pace.records and rows.plain, None
+    unfinished.step(logits)
+    records, graph = pace.records and unfinished.plain, None
     for t in range(1, T):
         progress.say("sampling", t + 1, T, "tokens")
         if sampling.stop and t % LOOKS_EVERY == 0:
-            said = ends_in_texts(tokens[rows.number, :t], tokenizer, sampling.stop)
-            rows.ended |= said.any(1)
+            said = ends_in_texts(tokens[unfinished.number, :t], tokenizer, sampling.stop)
+            unfinished.ended |= said.any(1)
         if t % pace.ask_every == 0:
-            going_on = (~rows.ended.cpu()).nonzero().squeeze(1)  # here the host waits
-            running = len(rows.ended)
+            going_on = (~unfinished.ended.cpu()).nonzero().squeeze(1)  # here the host waits
+            running = len(unfinished.ended)
             if len(going_on) == 0:
                 break
             if len(going_on) < running and len(going_on) <= pace.leave_at * running:
-                rows.keep(going_on)
+                unfinished.keep(going_on)
                 graph = None
         # the column of token t − 1 is seen now
-        needed = rows.prompt + t
-        if needed > rows.place.width:
-            multiple = pace.columns if rows.plain else 1
-            rows.place.width = min(math.ceil(needed / multiple) * multiple, rows.prompt + T)
+        needed = unfinished.prompt + t
+        if needed > unfinished.place.width:
+            multiple = pace.columns if unfinished.plain else 1
+            width = math.ceil(needed / multiple) * multiple
+            unfinished.place.width = min(width, unfinished.prompt + T)
             graph = None
         if records and t > 1 and graph is None:  # the first step prepares what is prepared once
-            graph = record(rows.step)
+            graph = record(unfinished.step)
             records = graph is not None
         if graph is None:
-            rows.step()
+            unfinished.step()
         else:
             graph.replay()
 
@@ -96,8 +97,8 @@ def record(step):
 
 
 @dataclass
-class Rows:
-    """The completions that are being written, one row each: n of N."""
+class Unfinished:
+    """The completions that are not finished, one row each: n of N."""
 
     model: Callable  # the model, with the cache of the rows
     sampling: Sampling
@@ -158,8 +159,8 @@ class Rows:
 
 
 def read_prompts(model, pad_id, prompts, sampling, stop_ids, u, tokens, logp):
-    """(Rows, logits (N, V) of the first tokens): each prompt is computed once, then repeated. The
-    arguments are those of `write_completions`."""
+    """(Unfinished, logits (N, V) of the first tokens): each prompt is computed once, then repeated.
+    The arguments are those of `write_completions`."""
     # it imports transformers, which takes seconds: only once there is a model
     from engine.model.kv_cache import CACHE, DynamicLayer, Place, RoomyLayer
 
@@ -193,12 +194,12 @@ def read_prompts(model, pad_id, prompts, sampling, stop_ids, u, tokens, logp):
         mask = new(hidden.shape, dtype=cache.layers[0].keys.dtype)
         mask.masked_fill_(hidden, -torch.inf)
     read = partial(model, use_cache=True, **{CACHE: cache})
-    rows = Rows(
+    unfinished = Unfinished(
         read, sampling, stop_ids, u, tokens, logp, cache, place, plain, L,
         number=torch.arange(N, device=ids.device), position=position[order, -1:], mask=mask,
         newest=new((N, 1), dtype=torch.long), ended=new(N, dtype=torch.bool),
         t=new(1, dtype=torch.long))
-    return rows, out.logits[order, -1]
+    return unfinished, out.logits[order, -1]
 
 
 def sample_token(logits, sampling, u=None):

@@ -1,11 +1,11 @@
-"""engine/scoring/golds.py: gold answers that nobody can win are named before the run."""
+"""engine/scoring/gold_answers.py: gold answers that nobody can win are named before the run."""
 
 import pytest
 
-import engine.scoring.golds as golds_module
+import engine.scoring.gold_answers as module
 from answers import last_number
 from engine.data.questions import Questions
-from engine.scoring.golds import notes_on_golds, winnable
+from engine.scoring.gold_answers import notes_on_gold_answers, winnable
 from engine.scoring.score import REWARDS, Reward
 from experiments.library.toy_model import make_tokenizer
 from tests.engine.runs import go_on, run, sums, written
@@ -13,7 +13,7 @@ from tests.engine.runs import go_on, run, sums, written
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
-@pytest.mark.parametrize("name, golds, expected", [
+@pytest.mark.parametrize("name, answers, expected", [
     ("gsm8k_accuracy", "18 | Ann has 9. #### 18 | 1,234 | B | -3/4 | $5", True),
     ("gsm8k_accuracy", r"proof | so it is eight, which is 8 | \sqrt{2} | x + 1", False),
     ("number_accuracy", "7", True), ("number_accuracy", "seven", False),
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("undrawn")
     ("math_accuracy", "proof | Proof | notfound", False),
     ("toy_accuracy", "7 | x", True), ("code_accuracy", "7", True),
 ])  # fmt: skip
-def test_which_gold_answers_can_be_won(name, golds, expected):
-    rows = [{"question": "?", "answer": gold} for gold in golds.split(" | ")]
+def test_which_gold_answers_can_be_won(name, answers, expected):
+    rows = [{"question": "?", "answer": gold} for gold in answers.split(" | ")]
     assert winnable(Reward(name, REWARDS[name]), rows) == [expected] * len(rows)
 
 
@@ -66,13 +66,13 @@ def test_the_first_three_are_named_with_their_questions_and_the_others_are_count
     rows = [{"question": f"{i}", "answer": answer} for i, answer in enumerate(answers)]
     questions = Questions(rows, "toy", make_tokenizer())
     reward = [Reward("gsm8k_accuracy", REWARDS["gsm8k_accuracy"])]
-    [note] = notes_on_golds(reward, questions, [5, 0, 1, 2, 3, 4])
+    [note] = notes_on_gold_answers(reward, questions, [5, 0, 1, 2, 3, 4])
     assert note.startswith("4 of the 6 gold answers that were judged cannot be won with gsm8k_acc")
     assert "'5': 'g h', '1': 'a b', '3': 'c d')" in note and "'e f'" not in note
-    monkeypatch.setattr(golds_module, "LOOKED_AT", 3)
-    [note] = notes_on_golds(reward, questions, [1, 0, 2, 3, 4])
+    monkeypatch.setattr(module, "LOOKED_AT", 3)
+    [note] = notes_on_gold_answers(reward, questions, [1, 0, 2, 3, 4])
     assert note.startswith("1 of the 3 ")
-    assert notes_on_golds(reward, questions, [0, 2, 7]) == []
+    assert notes_on_gold_answers(reward, questions, [0, 2, 7]) == []
 
 
 @pytest.mark.parametrize("option", ["", "--check_rewards"])

@@ -16,7 +16,7 @@ FORMS = (
 )
 
 
-def notes_on_golds(reward_functions, questions, numbers):
+def notes_on_gold_answers(reward_functions, questions, numbers):
     """[a sentence], if there are gold answers that cannot be won. First each reward is called on
     one question: a fault of its own ends the run here.
 
@@ -45,17 +45,17 @@ def winnable(reward, rows):
     an empty completion, or if the reward does not apply to its row. If a reward of one's own pays
     none of them, it wants another form, and all of them can be won.
     """
-    golds = [gold_answer(row["answer"]) for row in rows]
-    won = [gold.lower() not in NO_ANSWERS for gold in golds]
+    gold_answers = [gold_answer(row["answer"]) for row in rows]
+    won = [gold.lower() not in NO_ANSWERS for gold in gold_answers]
     ours = REWARDS.get(reward.name) is reward.function
     if ours and reward.name in NUMBERS_ONLY:
         return [one and (to_number(gold) is not None or gold in OPTION)
-                for one, gold in zip(won, golds)]
+                for one, gold in zip(won, gold_answers)]
     if ours and reward.name == "code_accuracy":  # each answer would be a program to run
         return won
     paid = []
     for form in ("", *FORMS):
-        texts = [form.format(gold) for gold in golds]
+        texts = [form.format(gold) for gold in gold_answers]
         values, error = values_of(reward, texts, reward_columns(rows))
         if error:  # if a completion has this fault too, the run says so
             return won

@@ -1,5 +1,5 @@
-"""Sampling completions from the policy: the project's sampler. contract.py says what every
-sampler does, decoding.py writes the tokens."""
+"""The project's sampler of the policy. contract.py says what every sampler does, writing.py writes
+the tokens."""
 
 import math
 
@@ -8,8 +8,8 @@ from tqdm import tqdm
 
 from engine.base.errors import UserError
 from engine.model.contract import Completions, stop_tokens
-from engine.model.decoding import ends_in_texts, write_completions
 from engine.model.prompts import on_device
+from engine.model.writing import ends_in_texts, write_completions
 
 
 class Sampler:

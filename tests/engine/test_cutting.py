@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
+from engine.model.cutting import best_cuts, forward_cost, micro_batches_by_prompt, two_pass_cost
 from engine.model.pace import PACES
-from engine.model.prompts import best_cuts, forward_cost, micro_batches_by_prompt, two_pass_cost
 
 
 @pytest.mark.parametrize("prompts, lengths, cost", [

@@ -1,0 +1,62 @@
+"""examples/vllm_sampler.py with a stand-in for vLLM. test_examples.py has a run with vLLM."""
+
+import sys
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+from engine.base.errors import UserError
+from engine.model.contract import Sampling
+from engine.run.config import config_of
+from examples.vllm_sampler import VLLM
+from experiments.library.toy_model import make_tokenizer
+from tests.engine.runs import ROOT
+
+WORD = f"{ROOT}/examples/vllm_sampler.py:VLLM"
+
+
+@pytest.fixture
+def generate(monkeypatch):
+    """The method of a stand-in for vLLM that draws the tokens 5 and 6."""
+    llm, likely = MagicMock(), SimpleNamespace(logprob=-0.5)
+    drawn = SimpleNamespace(
+        token_ids=[5, 6], logprobs=[{5: likely}, {6: likely}], finish_reason="stop")
+    result = SimpleNamespace(outputs=[drawn])
+    found = llm.return_value.generate
+    found.side_effect = lambda requests, *_, **__: [result] * len(requests)
+    package = SimpleNamespace(LLM=llm, SamplingParams=SimpleNamespace, __spec__="it is installed")
+    monkeypatch.setitem(sys.modules, "vllm", package)
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    return found
+
+
+def test_what_vllm_cannot_sample_is_refused(generate, monkeypatch):
+    config_of({"sampler": WORD, "temperature": 2.0})
+    for name, value in (("temperature", 2.5), ("temperature", 0.001), ("lora", 4)):
+        with pytest.raises(UserError, match=f"--{name}"):
+            config_of({"sampler": WORD, name: value})
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    config_of({"sampler": WORD, "plan": 80.0})
+    with pytest.raises(UserError, match=r"needs vLLM: pip install vllm \(tested: .*\)\.$"):
+        config_of({"sampler": WORD})
+
+
+def test_each_completion_draws_by_its_seed_its_place_and_its_number(small, generate):
+    """Whichever rank asks for it. It ends with the token that completes a text of `stop`."""
+    tokenizer = make_tokenizer()
+    text = tokenizer.decode([5, 6])
+    sampling, seeds = Sampling(20, stop=[text[-1]]), []
+    sampler = VLLM(small, tokenizer, torch.float32, sampling, stop_ids=[1], longest=99, seed=0)
+    for prompts, places in [([[3], [4], [5]], None), ([[3], [5]], [0, 2])]:
+        drawn = sampler.sample(prompts, 2, sampling, 7, places)
+        requests, options = generate.call_args.args
+        assert [request["prompt_token_ids"] for request in requests[::2]] == prompts
+        assert drawn.tokens.tolist() == [[5, 6]] * 2 * len(prompts) and not drawn.truncated.any()
+        assert (drawn.logp == -0.5).all() and (drawn.lengths == 2).all() and drawn.mask.all()
+        assert drawn.texts(tokenizer)[0] == text[:-1] and options[0].detokenize
+        seeds.append([how.seed for how in options])
+    first, second = seeds
+    assert len({*first}) == 6 and second == first[:2] + first[4:]
+    assert sampler.sample([], 2, sampling, 7).tokens.shape == (0, 1)
