@@ -14,6 +14,8 @@ the same command again. The page, its picture and learning_SIZE.json are written
 run, so a program that is stopped keeps what it has.
 """
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -257,7 +259,8 @@ def tell(learning, rates, output):
         "target": (1 + start) / 2, "seconds": learning.size.seconds,
         "device": torch.cuda.get_device_name() if gpu else f"one thread of {processor()}",
     }
-    publish(output, result["study"], result, page, picture)
+    with contextlib.redirect_stdout(io.StringIO()):  # the whole page, after each run
+        publish(output, result["study"], result, page, picture)
 
 
 def main(argv):
@@ -276,6 +279,7 @@ def main(argv):
     for seed, method in product(learning.size.seeds, methods):
         learning.kept("runs", method, rates[method], seed, learning.size.seconds)
         tell(learning, rates, options.output)
+    progress.note(f"written: {options.output}/learning_{learning.name}.md")
 
 
 if __name__ == "__main__":
