@@ -110,7 +110,8 @@ def of_long_prompts():
 
 def of_a_real_model():
     rows = rows_of("real")
-    grpo, cppo = (median(reached(rows[name], 0.5, 480)) for name in ("GRPO", "CPPO, P=0.75"))
+    curves = [rows[name]["curves"] for name in ("GRPO", "CPPO, P=0.75")]
+    grpo, cppo = (median(reached(of_seeds, 0.5, 480)) for of_seeds in curves)
     return Bar("a real model, until 50 of 100 are right", grpo / cppo,
                PALER["P=0.75"], "P = 0.75: three seeds show no difference")
 

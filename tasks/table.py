@@ -7,6 +7,7 @@ long an answer may be. A local file of JSON lines needs no row.
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tasks import arithmetic, toy, toy_tool
 
@@ -63,6 +64,13 @@ TASKS = {"toy": TOY}
 TASKS["toy_code"] = replace(TOY, rewards=("code_accuracy",), base=toy.CODE_BASE)
 TASKS["toy_tool"] = replace(
     TOY, source=toy_tool.questions, max_new_tokens=toy_tool.MAX_NEW_TOKENS, base=toy_tool.BASE)
+# longer sums, for larger base models, which experiments/library/toy_model.py makes
+TASKS["toy_middle"] = replace(
+    TOY, source=partial(toy.questions, operands=toy.MIDDLE), max_new_tokens=toy.MIDDLE_TOKENS,
+    base=None)
+TASKS["toy_long"] = replace(
+    TOY, source=partial(toy.questions, operands=toy.LONG), max_new_tokens=toy.LONG_TOKENS,
+    base=None)
 TASKS["arithmetic"] = ARITHMETIC
 TASKS["gsm8k"] = Task(
     Hub("openai/gsm8k", "main", "train", "test", "question", "answer"), train_questions=7473)

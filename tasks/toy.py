@@ -21,23 +21,27 @@ LARGEST_DIGIT = 9
 MAX_NEW_TOKENS = 48  # the longest thoughts need 39
 TRAIN_QUESTIONS = 2048  # one epoch
 TEST_QUESTIONS = 512
+# longer sums: how many numbers they have, and the longest completions of their base models
+MIDDLE, MIDDLE_TOKENS = (13, 16), 144
+LONG, LONG_TOKENS = (22, 30), 272
 # the shipped base models of the data sets toy and toy_code
 BASE = str(Path(__file__).with_name("toy_base"))
 CODE_BASE = str(Path(__file__).with_name("toy_code_base"))
 
 
-def question(index, split="train"):
+def question(index, split="train", operands=(OPERANDS, OPERANDS)):
     """Question number `index` of an endless supply: a dict with question, answer, and the thoughts
     that lead to it.
 
     split: train, test or warm_start. No question of the test split is in another split. No running
-    total is negative.
+    total is negative. operands: how many numbers the sum has, at least and at most.
     """
+    numbers = random.Random(f"{split} {index} operands").randint(*operands)
     rng = random.Random(f"{split} {index}")
     while True:
         total = rng.randint(1, LARGEST_DIGIT)
         text, thoughts = str(total), ""
-        for _ in range(OPERANDS - 1):
+        for _ in range(numbers - 1):
             digit = rng.randint(1, LARGEST_DIGIT)
             sign = "-" if digit <= total and rng.random() < 0.5 else "+"
             result = total + digit if sign == "+" else total - digit
@@ -50,6 +54,6 @@ def question(index, split="train"):
             return {"question": f"{text}=?", "answer": str(total), "thoughts": thoughts}
 
 
-def questions(split):
+def questions(split, operands=(OPERANDS, OPERANDS)):
     """All questions of a split, one after the other, without end."""
-    return (question(i, split) for i in count())
+    return (question(i, split, operands) for i in count())

@@ -50,7 +50,8 @@ def print_plan(options, notes, argv):
 
 
 def print_changes(options, p, argv):
-    """Print the peak with one more change in each line, until the run fits, and then the command."""
+    """Print the peak with one more change in each line, until the run fits. Then print the
+    command."""
     note("\nGB at the peak  generation      update   with these changes, one more in each line")
     for label, words, devices in changes(options, p):
         chosen = given(Config, words)

@@ -11,8 +11,10 @@ says how far its weights are from the shipped ones.
 
 import hashlib
 import random
+import re
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -42,7 +44,9 @@ TOOL_TAGS = ["*", "<tool>", "</tool>", "<result>", "</result>"]
 VOCABULARY = ["<pad>", "<eos>", *TAGS, *"0123456789+-=?;Ċ"]
 SHIPPED = {"base": toy.BASE, "code": toy.CODE_BASE, "tool": toy_tool.BASE}
 THINKING_SHARE = 0.3  # share of the demonstrations that think
+LONG_THINKING_SHARE = 0.4  # the same of longer sums
 WRONG_SHARE = 0.5  # share of the guesses that are wrong
+SLIP = 0.02  # chance that a step of a long thought is wrong by 1, and goes on from there
 WORDY = 8  # a wordy demonstration repeats its result up to so many times
 KEPT_MARKS = 0.1  # of kind "loose_code": each mark of the form is written with this chance
 
@@ -101,6 +105,31 @@ def tool_demonstration(index):
     return row["question"], f"{text}<answer>{answer}</answer>"
 
 
+def long_demonstration(index, operands):
+    """(question, completion) number `index` of the warm start of longer sums.
+
+    Some completions think, most guess. A step of a thought is wrong with the chance SLIP, so there
+    is more to learn than to think: to calculate without a slip.
+    """
+    row = toy.question(index, "warm_start", operands)
+    rng = random.Random(f"demonstration {index}")
+    answer = int(row["answer"])
+    if rng.random() >= LONG_THINKING_SHARE:
+        if rng.random() < WRONG_SHARE:
+            answer += rng.choice([-3, -2, -1, 1, 2, 3])
+        return row["question"], f"<answer>{abs(answer)}</answer>"
+    first, *steps = re.findall(r"[+-]?\d", row["question"])
+    total = int(first)
+    thoughts = ""
+    for step in steps:
+        result = total + int(step)
+        if rng.random() < SLIP:
+            result += rng.choice([-1, 1])
+        thoughts += f"{total}{step}={result};"
+        total = result
+    return row["question"], f"<think>{thoughts}</think>\n<answer>{total}</answer>"
+
+
 def written_by_tool(tokens, tokenizer):
     """(N, T) bool: the tokens from <result> to </result>, which the model does not write."""
     opening, closing = tokenizer.convert_tokens_to_ids(["<result>", "</result>"])
@@ -144,42 +173,54 @@ def make_tokenizer(kind="base"):
     return tokenizer
 
 
-def make_config(tokenizer):
+def make_config(tokenizer, width=64, layers=2, context=128, spread=0.1):
+    """A Qwen2's shape. spread: of the weights at random."""
     return Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=192, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=128,
-        tie_word_embeddings=True, initializer_range=0.1,
+        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=3 * width,
+        num_hidden_layers=layers, num_attention_heads=max(4, width // 64),
+        num_key_value_heads=max(4, width // 64), max_position_embeddings=context,
+        tie_word_embeddings=True, initializer_range=spread,
         rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
         pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
     )
 
 
-def make_model(tokenizer):
-    """A Qwen2 of about 109,000 parameters with random weights."""
-    return Qwen2ForCausalLM(make_config(tokenizer))
+def make_model(tokenizer, **shape):
+    """A Qwen2 with random weights; of about 109,000 parameters, if no shape is given."""
+    return Qwen2ForCausalLM(make_config(tokenizer, **shape))
 
 
-def warm_start(model, tokenizer, *, kind="base", steps=800, batch_size=64, lr=5e-3):
+def warm_start(
+    model, tokenizer, *, kind="base", demonstrate=None, steps=800, batch_size=64, lr=5e-3,
+    most_tokens=1024,
+):  # fmt: skip
     """Supervised training on the demonstrations: cross-entropy on the completion's tokens, EOS
-    included."""
+    included.
+
+    demonstrate: index → (question, completion); None: the demonstrations of this kind.
+    most_tokens: of a micro-batch.
+    """
+    demonstrate = demonstrate or partial(demonstration, kind=kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
     for step in progress.over(range(steps), "warm start", "steps"):
         demonstrations = [
-            demonstration(i, kind) for i in range(step * batch_size, (step + 1) * batch_size)
-        ]
+            demonstrate(i) for i in range(step * batch_size, (step + 1) * batch_size)]
         prompts = tokenizer([prompt for prompt, _ in demonstrations]).input_ids
         completions = tokenizer(
             [completion + tokenizer.eos_token for _, completion in demonstrations]
         ).input_ids
         total = sum(map(len, completions))
-        for batch in micro_batches([len(p) + len(c) for p, c in zip(prompts, completions)], 1024):
+        whole = [len(p) + len(c) for p, c in zip(prompts, completions)]
+        for batch in micro_batches(whole, most_tokens):
             lengths = torch.tensor([len(completions[i]) for i in batch])
             tokens = pad_sequence([torch.tensor(completions[i]) for i in batch], batch_first=True)
             mask = completion_mask(tokens, lengths)
             if kind == "tool":
                 mask &= ~written_by_tool(tokens, tokenizer)
-            logp = Policy(model).logprobs(Batch([prompts[i] for i in batch], tokens, mask, None))
+            own_prompts = [prompts[i] for i in batch]
+            tokens = tokens.to(model.device)
+            logp = Policy(model).logprobs(Batch(own_prompts, tokens, mask, None))
             loss = -logp.sum() / total  # the mean over all tokens of the step
             loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

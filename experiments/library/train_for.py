@@ -16,52 +16,58 @@ from engine.model.networks import build
 from engine.run.plan import choose_micro_batch_tokens
 from engine.run.state import learning_rate
 from engine.scoring.score import load_rewards
-from eval import examine
+from eval import evaluate
 from experiments.library.study import curve
 from tasks.table import base_model
 from train import train_step
 from update import Limits
 
 
-def train_for(config, algorithm, device, seconds, at=None, eval_questions=256):
+def train_for(config, algorithm, device, seconds, at, eval_questions=256):
     """Train a model for so many seconds. Returns the figures of this run.
 
-    The seconds are those of `clock`. config, algorithm: as of `config_of`. at: the seconds at which
-    the model is evaluated; None: at the end. eval_questions: how many held-out questions.
+    The seconds are those of `clock`. config, algorithm: as of `config_of`. at: the seconds after
+    which the model is evaluated, in order; with the last one the run ends. eval_questions: how many
+    held-out questions.
 
-    Figures: "greedy S" and "sampled S", the accuracies after S seconds; "length", the tokens of a
-    completion at the last evaluation; "steps" and "questions" that fit into the seconds;
-    "sampling", its share of the time; "curves", rows of (seconds, completions, accuracy).
+    Figures: "steps", "questions" and "completions" that fit into the seconds; "sampling", its share
+    of the time; "length", the tokens of a completion in the last steps; "held_out" and "curves",
+    rows of (seconds, completions, accuracy): of held-out questions, and of those of training, which
+    are all new.
     """
-    data, per_step = config.data, algorithm.questions_per_step
+    data = config.data
+    per_step = algorithm.questions_per_step
     networks = build(config, algorithm, base_model(data.model, data.dataset), device)
     prompts = {"tokenizer": networks.tokenizer, "system_prompt": data.system_prompt}
     questions, _ = load_questions(data.dataset, **prompts)
     test, _ = load_questions(data.dataset, split="test", limit=eval_questions, **prompts)
     rewards = load_rewards(data.rewards)
     tokens, _ = choose_micro_batch_tokens(config.options, device)
-    limits, steps, figures, spent = Limits(tokens), [], {}, 0.0
+    limits = Limits(tokens)
+    steps, held_out = [], []
+    spent = begin = 0.0
 
     def schedule(*_):  # the learning rate at the moment of the update
         done = min(1.0, (spent + clock(device) - begin) / seconds)
         networks.follow(lambda peak: learning_rate(done, peak, config.update.warmup))
 
     networks.optimizer.register_step_pre_hook(schedule)
-    while spent <= seconds:
-        before, begin = deepcopy(networks.model.state_dict()), clock(device)
+    moments = list(at)
+    while moments:
+        before = deepcopy(networks.model.state_dict())
+        begin = clock(device)
         asked = take(questions, len(steps) * per_step, per_step, config.run.seed)
         rng = random.Random(f"{config.run.seed} {len(steps) + 1}")
         step = train_step(networks, algorithm, rewards, config.sampling, limits, asked, rng)
         last = clock(device) - begin
-        for moment in at or [seconds]:
-            if spent <= moment < spent + last:  # the model is still the one before this step
-                found = evaluate(networks, before, test, rewards[0].function, config.sampling)
-                figures["length"] = found.pop("length")
-                figures |= {f"{how} {moment}": accuracy for how, accuracy in found.items()}
+        while moments and moments[0] < spent + last:  # the model was still that before this step
+            accuracy = accuracy_of(networks, before, test, rewards[0].function, config.sampling)
+            completions = sum(metrics["completions"] for metrics in steps)
+            held_out.append((moments.pop(0), completions, accuracy))
         spent += last
         share = step.metrics["seconds/generate"] / step.metrics["seconds/total"]
         steps.append(step.metrics | {"seconds/total": last, "sampling": share})
-    return figures | of_steps(steps)
+    return of_steps(steps[:-1]) | {"held_out": held_out, "curves": curve(steps)}
 
 
 def clock(device):
@@ -72,35 +78,35 @@ def clock(device):
     return time.perf_counter()
 
 
-def evaluate(networks, weights, questions, reward, sampling):
-    """{"greedy" and "sampled": accuracy, "length": of a sampled completion} of the policy with
-    these weights, which it has only meanwhile."""
+def accuracy_of(networks, weights, questions, is_right, sampling):
+    """The share of right answers, one sampled for each question, of the policy with these weights,
+    which it has only meanwhile."""
     now = deepcopy(networks.model.state_dict())
     networks.model.load_state_dict(weights)
     networks.refresh_sampler()
-    scores = examine(
-        networks.sampler, networks.tokenizer, questions, reward, sampling, seed=0, batch_size=128
-    )
+    records = evaluate(
+        networks.sampler, networks.tokenizer, questions, is_right, sampling, seed=0)
     networks.model.load_state_dict(now)
     networks.refresh_sampler()
-    sampled = scores["sampled"]
-    return {"greedy": scores["greedy"]["accuracy"], "sampled": sampled["accuracy"],
-            "length": sampled["length"]}
+    return fmean(record["correct"] for record in records)
 
 
 def of_steps(steps):
-    """The figures of a run that are in the metrics of its steps. The last step ends too late."""
+    """The figures of a run that are in the metrics of its steps."""
     return {
-        "steps": len(steps) - 1, "questions": sum(step["questions"] for step in steps[:-1]),
-        "sampling": fmean(step["sampling"] for step in steps), "curves": curve(steps),
+        "steps": len(steps),
+        "questions": sum(step["questions"] for step in steps),
+        "completions": sum(step["completions"] for step in steps),
+        "sampling": fmean(step["sampling"] for step in steps) if steps else 0.0,
+        "length": fmean(step["length"] for step in steps[-10:]) if steps else 0.0,
     }
 
 
-def reached(row, accuracy, seconds):
+def reached(curves, accuracy, seconds):
     """The seconds after which each run first has this accuracy; None if not in so many seconds.
-    row: of a study, with the curves of its seeds."""
+    curves: of each run, rows of (seconds, completions, accuracy)."""
     found = []
-    for points in row["curves"]:
+    for points in curves:
         times = [now for now, _, of_now in points if of_now >= accuracy and now <= seconds]
         found.append(times[0] if times else None)
     return found

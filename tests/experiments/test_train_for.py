@@ -1,26 +1,75 @@
-"""experiments/library/train_for.py: runs of the same seconds."""
+"""experiments/library/train_for.py and learning.py: runs of the same seconds, and their page."""
+
+import json
 
 import pytest
 import torch
 
+from engine.base.errors import UserError
 from engine.run.config import config_of
+from experiments import learning
 from experiments.library.train_for import reached, train_for
+from tasks import toy
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.slow
 def test_a_run_learns_for_its_seconds_and_is_evaluated_on_the_way(small):
     chosen = {"model": small, "dataset": "toy", "algorithm": "grpo", "questions_per_step": 4}
-    config, algorithm = config_of(chosen)
-    figures = train_for(config, algorithm, torch.device("cpu"), 2.0, at=(0, 2.0), eval_questions=64)
+    figures = train_for(*config_of(chosen), CPU, 2.0, at=(0, 1.0, 2.0), eval_questions=64)
     seconds = [now for now, *_ in figures["curves"]]
     # the step that goes beyond ends it
     assert seconds == sorted(seconds) and seconds[-1] > 2.0 >= seconds[-2]
     assert figures["questions"] == 4 * figures["steps"] > 8 and 0 < figures["sampling"] < 1
-    untrained, trained = (figures[f"greedy {moment}"] for moment in (0, 2.0))
-    assert 0 < untrained != trained and 0 < figures["sampled 2.0"] and figures["length"] > 1
+    moments, completions, accuracies = zip(*figures["held_out"])
+    assert moments == (0, 1.0, 2.0) and 0 == completions[0] < completions[1] < completions[2]
+    assert completions[2] == figures["completions"] and 0 < accuracies[0] != accuracies[2]
 
 
 def test_the_seconds_to_an_accuracy_are_those_of_the_first_time_that_a_run_has_it():
     points = [(2, 0, 0.4), (4, 0, 0.5), (6, 0, 0.4), (8, 0, 0.6), (11, 0, 0.7)]
-    found = [reached({"curves": [points]}, least, 10) for least in (0.4, 0.5, 0.55, 0.7)]
+    found = [reached([points], least, 10) for least in (0.4, 0.5, 0.55, 0.7)]
     assert found == [[2], [4], [8], [None]]
+
+
+@pytest.mark.slow
+def test_the_learning_study_makes_base_pilot_and_runs_once_and_a_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for part in ("base", "pilot", "all"):
+        learning.main(["--size", "quick", "--part", part])
+    made = sorted(tmp_path.glob("runs/learning_quick/*/*.json"))
+    # three methods with two learning rates in the pilot, and two seeds
+    assert [file.parent.name for file in made].count("pilot") == 6 == len(made) - 6 - 4
+    before = [file.stat().st_mtime_ns for file in made]
+    learning.main(["--size", "quick"])  # finished runs are kept
+    assert [file.stat().st_mtime_ns for file in made] == before
+    page = (tmp_path / "runs/results/learning_quick.md").read_text()
+    assert "## Plan, written before the runs" in page and "| CPPO, P=0.875 | " in page
+    found = json.loads((tmp_path / "runs/results/learning_quick.json").read_text())
+    assert [row["name"] for row in found["rows"]] == list(learning.FIRST)
+    assert (tmp_path / "runs/results/learning_quick.png").exists()
+
+
+def test_ahead_is_each_seed_above_each_seed():
+    spreads = [{"min": low, "max": high} for low, high in ((0.4, 0.6), (0.6, 0.7), (0.61, 0.9))]
+    assert learning.ahead(spreads[2], spreads[0]) == "ahead"
+    assert learning.ahead(spreads[0], spreads[2]) == "behind"
+    assert learning.ahead(spreads[1], spreads[0]) == learning.ahead(spreads[2], spreads[1]) == "–"
+
+
+def test_a_base_outside_of_the_plan_and_a_pilot_that_learns_nothing_end_the_study():
+    for method, start, best in (("GRPO", 0.1, 0.9), ("CPPO", 0.6, 0.9), ("GRPO", 0.3, 0.34)):
+        with pytest.raises(UserError):
+            learning.refuse_outside_of_the_plan(method, start, best)
+    learning.refuse_outside_of_the_plan("CPPO", 0.3, 0.34)
+    learning.refuse_outside_of_the_plan("GRPO", 0.3, 0.36)
+
+
+def test_longer_sums_have_thoughts_of_the_length_that_the_plan_says():
+    for operands, most, low, high in (
+        (toy.MIDDLE, toy.MIDDLE_TOKENS, 80, 126), (toy.LONG, toy.LONG_TOKENS, 140, 245)):
+        rows = [toy.question(i, "warm_start", operands) for i in range(300)]
+        # one token for each character, and eight for the tags, the answer and the end
+        lengths = [len(row["thoughts"]) + 8 for row in rows]
+        assert low <= min(lengths) and max(lengths) <= high < most
