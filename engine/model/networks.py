@@ -90,8 +90,11 @@ class Networks:
 
     def zero_grad(self):
         """Free all gradients."""
-        for network in self.trained + self.learners:
-            network.zero_grad()
+        self.optimizer.zero_grad()
+        # in bfloat16 one is left here if memory has run out before it was added to the master's
+        self.model.zero_grad()
+        if self.critic:
+            self.critic.zero_grad()
 
     def refresh_sampler(self):
         """Let the sampler sample from the policy's weights of now."""
