@@ -353,10 +353,12 @@ REFUSED = [  # a function, and arguments that torch would repeat, or that keep t
     *((function, ONE_GROUP) for function in (
         group_advantages, leave_one_out_advantages, batch_std_advantages,
         mean_normalized_advantages)),
-    (group_advantages, X[None]), (reweighted, ONE_GROUP, ONE_GROUP), (reweighted, X, ROW),
+    (group_advantages, X[None]), (decoupled_advantages, X),
+    (reweighted, ONE_GROUP, ONE_GROUP), (reweighted, X, ROW),
     # k is 1 to G
     *((rule, A, k) for rule in (prune, retain, max_variance_subset, keep_probabilities)
       for k in (0, 5, -1)),
+    (prune_pooled, A, -1), (prune_pooled, A, 9),
 ]
 
 
