@@ -95,8 +95,8 @@ def test_a_run_takes_a_data_set_a_rule_and_a_reward_of_ones_own(small, tmp_path,
     assert "reward/number_accuracy" in metrics and 0 < metrics["reward/brevity"] < 1
 
 
-VLLM = pytest.param("vllm_sampler.py:VLLM", marks=pytest.mark.skipif(
-    find_spec("vllm") is None, reason="vLLM is not installed"))
+VLLM = pytest.param("vllm_sampler.py:VLLM", marks=[pytest.mark.slow, pytest.mark.skipif(
+    find_spec("vllm") is None, reason="vLLM is not installed")])
 
 
 @pytest.mark.parametrize("own", ["my_sampler.py:Generate", VLLM])
