@@ -72,8 +72,17 @@ GRPO = {"algorithm": "grpo"}
 METHODS = {"GRPO": GRPO, "GRPO, 16 together": GRPO | {"questions_per_step": 16, "minibatches": 16}}
 for P in (0.5, 0.75, 0.875, 0.9375):
     METHODS[f"CPPO, P = {P}"] = {"pruning_rate": P}
+TRL_ROWS = {  # of vs_trl.py: what the page calls them
+    "trl": "TRL, transformers' sampling, GRPO", "grpo": "ours, GRPO",
+    "cppo": "ours, CPPO, P = 0.875", "trl_cppo": "TRL, transformers' sampling, CPPO, P = 0.875"}
 PHASES = {"a step, s": "total", "sampling": "generate", "reference": "logprobs", "update": "update"}
 BEFORE = ROOT / "experiments/results/gpu_before.json"
+
+
+READ = (
+    "How to read it: models with random weights, the median of two steps or more. Every second "
+    "completion is right, and all have the same length, so nobody waits for a long one. This is "
+    "speed; what is learned in a second is measured by [learning.py](../learning.py).")
 
 
 class Full:
@@ -325,7 +334,8 @@ def trl(lab):
     """TRL's GRPOTrainer beside ours
 
     The shape of Qwen2.5-0.5B, completions of 128 tokens, μ = 1, β = 0.04. GRPO takes 8 questions a
-    step, CPPO 64. Above 1, ours is faster.
+    step, CPPO 64. TRL samples with transformers here, not with vLLM, which is its fast path. CPPO in
+    TRL is examples/cppo_in_trl.py. The last columns say how many times as fast a question is.
     """
     needed("trl")
     lab.forget()
@@ -333,15 +343,15 @@ def trl(lab):
     with tempfile.TemporaryDirectory() as folder:
         child("experiments/vs_trl.py", "--output", folder, "--shape", shape, "--tokens", tokens,
               "--prompt", prompt, "--micro_batch_tokens", lab.sizes.micro_batches[2],
-              "--beside", "grpo", "cppo", "--warmup", 1, "--rounds", 2, "--seconds", 80)
+              "--beside", *TRL_ROWS, "--warmup", 1, "--rounds", 2, "--seconds", 80)
         [file] = Path(folder).glob("*.json")
         found = json.loads(file.read_text())["seconds"]
     rows = []
-    for name, steps in found.items():
-        total, part = (median(step[key] for step in steps) for key in ("total", "generate"))
-        rows.append({"": vs_trl.NAMES[name], "a step, s": total, "sampling": part,
+    for name, title in TRL_ROWS.items():
+        total, part = (median(step[key] for step in found[name]) for key in ("total", "generate"))
+        rows.append({"": title, "a step, s": total, "sampling": part,
                      "a question, s": total / vs_trl.PER_STEP[name]})
-    yield with_speedups(rows, "speed-up")
+    yield with_speedups(rows, "beside TRL's GRPO", "beside our GRPO")
 
 
 def waits(lab):
@@ -359,10 +369,17 @@ def waits(lab):
         lab.step(1, pruning_rate=0.875)
     torch.cuda.set_sync_debug_mode("default")
     places = Counter(
-        "/".join(Path(one.filename).parts[-2:]) + f":{one.lineno}"
+        f"{place_of(one.filename)}:{one.lineno}"
         for one in told if "synchronizing CUDA" in str(one.message))
     counts = [("all", places.total()), *places.most_common(12)]
     yield [{"": place, "times": times} for place, times in counts]
+
+
+def place_of(file):
+    """The file's place in the project, or in its package."""
+    path = Path(file)
+    inside = path.relative_to(ROOT) if path.is_relative_to(ROOT) else Path(*path.parts[-2:])
+    return inside.as_posix()
 
 
 class Half(VLLM):
@@ -425,7 +442,7 @@ def page(now, before):
     """The results as Markdown. now: None, or what was measured; before: an earlier result."""
     now = now or {"parts": {}}
     lines = [heading("One GPU", now) if "date" in now else "# One GPU\n\nNot measured yet.\n"]
-    lines += [before["note"] + "\n", table(now.get("card", []), before["card"])]
+    lines += [READ + "\n", before["note"] + "\n", table(now.get("card", []), before["card"])]
     for name, part in NAMES.items():
         title, _, see = inspect.getdoc(part).partition("\n\n")
         entry = now["parts"].get(name, {"rows": [], "told": "not measured"})

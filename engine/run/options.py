@@ -130,8 +130,8 @@ class DeviceOptions:
 
     dtype: str = option(
         "auto", "what is computed in: float32 or bfloat16; auto: bfloat16 on a GPU, and on a CPU "
-        "with AMX for models of 10 million parameters and more; weights that are trained are "
-        "always float32", choices=("auto", "float32", "bfloat16"))
+        "with AMX for models of 10 million parameters and more; the optimizer always changes "
+        "float32 weights", choices=("auto", "float32", "bfloat16"))
     micro_batch_tokens: int | None = option(
         None, "tokens in a micro-batch: prompts, completions and padding; else 2048 on a CPU, and "
         "on a GPU up to 16384, if the memory plan says that they fit", limits="[1, ∞)")
