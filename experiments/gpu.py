@@ -334,8 +334,8 @@ def trl(lab):
     """TRL's GRPOTrainer beside ours
 
     The shape of Qwen2.5-0.5B, completions of 128 tokens, μ = 1, β = 0.04. GRPO takes 8 questions a
-    step, CPPO 64. TRL samples with transformers here, not with vLLM, which is its fast path. CPPO in
-    TRL is examples/cppo_in_trl.py. The last columns say how many times as fast a question is.
+    step, CPPO 64. TRL samples with transformers here, not with vLLM, which is its fast path. CPPO
+    in TRL is examples/cppo_in_trl.py. The last columns say how many times as fast a question is.
     """
     needed("trl")
     lab.forget()

@@ -21,9 +21,9 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
 
     Dropout stays off, in training too: with dropout the scored policy would differ from the policy
     that sampled, and the first ratio would not be 1. dtype: what the model computes in, as
-    `choose_dtype` takes it. Its weights are float32, for the optimizer; those of a frozen model, which
-    are never trained, have the dtype that it computes in. place: None, or the device that holds the weights
-    at first.
+    `choose_dtype` takes it. Its weights are float32, for the optimizer; those of a frozen model,
+    which are never trained, have the dtype that it computes in. place: None, or the device that
+    holds the weights at first.
     """
     from transformers.utils import logging
 
