@@ -350,17 +350,17 @@ def test_the_metrics_of_five_questions_by_hand():
     all wrong. Tokens of which the sampler does not say how likely they were do not count in the
     entropy."""
     no = math.nan
-    first = [[1, no], [no, no], [3, no], [0, -1], [1, 0]]
+    first = [[1, no], [no, no], [3, 0], [0, -1], [0, -2]]
     second = [[0, 1], [2, 3], [no, no], [1, 1], [0, 1]]
     logp = torch.tensor([-1.0, no, -3.0, -5.0, no, -3.0, -3.0, -3.0, -3.0, -3.0])[:, None]
     rollout = a_rollout(
         torch.tensor([first, second]), logp=logp, texts=["\\boxed{1}", *"?" * 9])
-    assert rollout.total.tolist() == [[1, 1], [2, 3], [3, 0], [1, 0], [1, 1]]
+    assert rollout.total.tolist() == [[1, 1], [2, 3], [3, 0], [1, 0], [0, -1]]
     metrics = summarize(rollout, rollout.total, torch.arange(10))
     expected = {
-        "accuracy": 3 / 6, "unreadable": 5 / 6, "all_right": 2 / 4, "all_wrong": 1 / 4,
-        "reward": 13 / 10, "reward/reward_0": 4 / 6, "reward/reward_1": 9 / 8,
-        "no_signal": 2 / 5, "no_signal/reward_0": 0.0, "no_signal/reward_1": 1 / 4,
+        "accuracy": 2 / 7, "unreadable": 6 / 7, "all_right": 1 / 4, "all_wrong": 2 / 4,
+        "reward": 10 / 10, "reward/reward_0": 1 / 7, "reward/reward_1": 9 / 8,
+        "no_signal": 1 / 5, "no_signal/reward_0": 0.0, "no_signal/reward_1": 1 / 4,
         "tokens_without_logp": 2, "entropy": 3.0,
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
