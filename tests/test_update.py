@@ -49,7 +49,8 @@ def six(loaded):
 
 
 def adamw(model, lr):
-    return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+    """With AdamW's usual eps the rounding of a gradient of almost 0 would move a weight."""
+    return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0, eps=1e-6)
 
 
 def sgd(model, lr):
