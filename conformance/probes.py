@@ -5,7 +5,7 @@ from collections import namedtuple
 
 import torch
 
-from tests.examples import F64, mask_of, seeded
+from tests.helpers.examples import F64, mask_of, seeded
 
 # atol: how far an answer may be from ours, besides 1e-5 of it. gradient: compare it, too
 Probe = namedtuple("Probe", "args options atol gradient", defaults=[{}, 1e-6, True])

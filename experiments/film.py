@@ -18,7 +18,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.browser import Browser  # noqa: E402
+from tests.helpers.browser import Browser  # noqa: E402
 
 WIDTH, HEIGHT = 948, 420  # as wide as GitHub shows a README
 FRAMES = 100

@@ -18,7 +18,7 @@ from conformance.properties import speaks_of
 from engine.model.loading import load_model
 from notebooks.exercises.make import FILES, ROOT, TESTS, blank_ones, exercises
 from tasks import toy
-from tests.browser import CHROMIUM, Browser
+from tests.helpers.browser import CHROMIUM, Browser
 
 torch.set_num_threads(1)
 # no test asks the hub

@@ -24,7 +24,7 @@ from family.gfpo import retained_advantages
 from family.lite_ppo import batch_std_advantages
 from grpo import group_advantages
 from records import join
-from tests.training import a_rollout
+from tests.helpers.training import a_rollout
 
 
 def seeded(*shape, seed=0):

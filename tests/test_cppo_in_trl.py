@@ -18,8 +18,8 @@ trl = pytest.importorskip("trl", reason="TRL is not installed: bash examples/tes
 
 from examples import cppo_in_trl  # noqa: E402
 from examples.cppo_in_trl import CPPOTrainer  # noqa: E402
-from tests.engine.runs import ENVIRONMENT  # noqa: E402
-from tests.training import weights_of  # noqa: E402
+from tests.helpers.runs import ENVIRONMENT  # noqa: E402
+from tests.helpers.training import weights_of  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 G = 8

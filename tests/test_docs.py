@@ -15,7 +15,7 @@ from docs import speedups
 from engine.run.command_line import flat
 from engine.run.config import Config
 from experiments.library.study import by_name
-from tests.training import one_step
+from tests.helpers.training import one_step
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

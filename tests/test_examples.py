@@ -22,7 +22,7 @@ from examples.my_loss import dual_clip_loss, with_entropy
 from examples.my_reward import brevity, shows_steps
 from examples.my_rule import group_length, per_token
 from experiments.library import toy_model
-from tests.training import completion_logprobs, completions, one_step, updated
+from tests.helpers.training import completion_logprobs, completions, one_step, updated
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("undrawn")

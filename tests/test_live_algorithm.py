@@ -14,8 +14,8 @@ from engine.model.logprobs import Policy
 from experiments.library import toy_model
 from records import Moment
 from rewards import format_reward, toy_accuracy
-from tests.examples import named
-from tests.live import (
+from tests.helpers.examples import named
+from tests.helpers.live import (
     close,
     completions_of,
     flat,
@@ -25,7 +25,7 @@ from tests.live import (
     run_js,
     weights_in_base64,
 )
-from tests.training import networks_around
+from tests.helpers.training import networks_around
 from train import train_step
 from update import Limits
 

@@ -14,7 +14,7 @@ from engine.model.sampler import Sampler
 from experiments.library import toy_model
 from grpo import grpo_loss, token_logprobs
 from tasks import toy
-from tests.live import (
+from tests.helpers.live import (
     flat,
     model_of_page,
     needs_node,

@@ -14,7 +14,7 @@ from statistics import mean
 import pytest
 
 from docs.speedups import seconds_to_goal
-from tests.live import needs_node, run_js, weights_in_base64
+from tests.helpers.live import needs_node, run_js, weights_in_base64
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "live.html"

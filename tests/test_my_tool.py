@@ -23,8 +23,8 @@ from experiments.library import toy_model
 from rewards import number_accuracy, toy_accuracy
 from rollout import with_overlong_penalty
 from tasks import toy_tool
-from tests.examples import named
-from tests.training import a_rollout, completion_logprobs, networks_around
+from tests.helpers.examples import named
+from tests.helpers.training import a_rollout, completion_logprobs, networks_around
 from train import train_step
 from update import Limits
 

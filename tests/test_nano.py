@@ -32,8 +32,8 @@ from grpo import group_advantages, grpo_loss, sequence_mean_weights
 from tasks import toy
 from tasks.table import TASKS
 from tests.engine.test_ranks import torchrun
-from tests.examples import mask_of, named, seeded
-from tests.training import networks_around, weights_of
+from tests.helpers.examples import mask_of, named, seeded
+from tests.helpers.training import networks_around, weights_of
 from train import train_step
 from update import Limits
 

@@ -38,7 +38,8 @@ def test_a_wheel_holds_what_people_copy_and_all_of_it():
     for room in sorted(rooms):
         files += (ROOT / room).rglob("*.py")
     folders = {".".join(path.parent.relative_to(ROOT).parts) for path in files} - {""}
-    assert folders | {"conformance.tests", "conformance.tests.concepts"} == set(packages)
+    tests = {f"conformance.tests{room}" for room in ("", ".concepts", ".helpers")}
+    assert folders | tests == set(packages)
     trains = {"algorithms", "engine", "eval", "experiments", "nano", "tasks", "train", "update"}
     for path in files:
         found = re.findall(r"^(?:from|import) (\w+)", path.read_text(), re.MULTILINE)

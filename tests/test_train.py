@@ -32,9 +32,9 @@ from engine.run import begin, checkpoint, state
 from engine.run.metrics import first_group
 from engine.run.state import Run, run_progress
 from tasks.table import task_of
-from tests.engine.runs import go_on, metrics_of
-from tests.examples import named
-from tests.training import CPU, LONGEST, logprobs, networks_around, stepper
+from tests.helpers.examples import named
+from tests.helpers.runs import go_on, metrics_of
+from tests.helpers.training import CPU, LONGEST, logprobs, networks_around, stepper
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -21,7 +21,7 @@ from engine.model.pace import PACES
 from family.nat import prefix_factors
 from grpo import grpo_loss
 from records import Batch
-from tests.training import (
+from tests.helpers.training import (
     completions,
     logprobs,
     minibatches_of,

@@ -12,7 +12,7 @@ from engine.model.contract import Sampling
 from engine.run.config import config_of
 from examples.vllm_sampler import VLLM
 from experiments.library.toy_model import make_tokenizer
-from tests.engine.runs import ROOT
+from tests.helpers.runs import ROOT
 
 WORD = f"{ROOT}/examples/vllm_sampler.py:VLLM"
 

@@ -13,9 +13,9 @@ from cppo import prune
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
 from grpo import group_advantages
-from tests.examples import named
-from tests.live import close, completions_of, flat, model_of_page
-from tests.training import completion_logprobs, networks_around
+from tests.helpers.examples import named
+from tests.helpers.live import close, completions_of, flat, model_of_page
+from tests.helpers.training import completion_logprobs, networks_around
 from train import train_step
 from update import Limits
 

@@ -10,7 +10,7 @@ import torch
 
 from family.cispo import cispo_loss
 from grpo import grpo_loss
-from tests.examples import (
+from tests.helpers.examples import (
     ADVANTAGES,
     F64,
     LOGP,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.examples import ADVANTAGES, LOGP, MASK, OLD, REF, seeded
+from tests.helpers.examples import ADVANTAGES, LOGP, MASK, OLD, REF, seeded
 
 ROOT = Path(__file__).parents[2]
 FAMILY = [f"family/{path.name}" for path in sorted(ROOT.glob("family/[!_]*.py"))]

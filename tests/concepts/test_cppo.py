@@ -17,7 +17,7 @@ import torch
 
 from cppo import batch_rows, cppo_loss, keep_count, prune, prune_below, prune_pooled
 from grpo import group_advantages
-from tests.examples import F64, TinyPolicy, assert_loss, by_loop, mask_of, ours, seeded
+from tests.helpers.examples import F64, TinyPolicy, assert_loss, by_loop, mask_of, ours, seeded
 
 # --- how many are kept: k = ⌊G (1 − P)⌋ -----------------------------------------------------------
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from family.dapo import dapo_loss, has_signal, overlong_penalty, token_mean_weights
-from tests.examples import MASK, RANDOM_WEIGHTS, REF, check_loss, mask_of
+from tests.helpers.examples import MASK, RANDOM_WEIGHTS, REF, check_loss, mask_of
 
 # --- the definition -------------------------------------------------------------------------------
 

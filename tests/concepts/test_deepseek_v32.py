@@ -12,7 +12,7 @@ import torch
 
 from family.deepseek_v32 import deepseek_v32_loss, kept_logprobs, off_policy_mask, unbiased_kl
 from grpo import grpo_loss, kl_k3, token_logprobs
-from tests.examples import (
+from tests.helpers.examples import (
     ADVANTAGES,
     F64,
     LOGP,

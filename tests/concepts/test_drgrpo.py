@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from family.drgrpo import constant_weights, drgrpo_loss
-from tests.examples import (
+from tests.helpers.examples import (
     MASK,
     RANDOM_WEIGHTS,
     REF,

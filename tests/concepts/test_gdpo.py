@@ -11,7 +11,7 @@ import torch
 
 from family.gdpo import decoupled_advantages
 from grpo import group_advantages
-from tests.examples import F64, ours, seeded
+from tests.helpers.examples import F64, ours, seeded
 
 # --- the definition -------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from family.gfpo import adaptive_k, retain, retained_advantages, token_efficiency
-from tests.examples import F64, ours, seeded
+from tests.helpers.examples import F64, ours, seeded
 
 # --- which are kept -------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from grpo import (
     sequence_mean_weights,
     surrogate_loss,
 )
-from tests.examples import (
+from tests.helpers.examples import (
     ADVANTAGES,
     F64,
     LOGP,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from grpo import group_advantages
-from tests.examples import F64, seeded
+from tests.helpers.examples import F64, seeded
 
 # --- the definition -------------------------------------------------------------------------------
 

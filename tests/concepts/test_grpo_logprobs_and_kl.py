@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from grpo import kl_k1, kl_k2, kl_k3, token_entropies, token_logprobs
-from tests.examples import F64, kl_of, numeric_gradient, ours, seeded
+from tests.helpers.examples import F64, kl_of, numeric_gradient, ours, seeded
 
 # --- log-probabilities ----------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from family.gspo import gspo_loss, sequence_ratio, token_ratio
-from tests.examples import (
+from tests.helpers.examples import (
     F64,
     LOGP,
     MASK,

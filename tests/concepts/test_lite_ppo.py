@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from family.lite_ppo import batch_std_advantages
-from tests.examples import F64, seeded
+from tests.helpers.examples import F64, seeded
 
 REWARDS = torch.tensor([[1.0, 0, 0, 0], [2, 1, 1, 0]], dtype=F64)
 

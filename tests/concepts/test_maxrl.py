@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from family.maxrl import mean_normalized_advantages
-from tests.examples import F64, seeded
+from tests.helpers.examples import F64, seeded
 
 # --- the definition -------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import torch
 
 from family.nat import prefix_chances, prefix_factors, random_prefixes
 from grpo import grpo_loss
-from tests.examples import (
+from tests.helpers.examples import (
     F64,
     TinyPolicy,
     mask_of,

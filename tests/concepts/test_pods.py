@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from family.pods import max_variance_subset
-from tests.examples import ours, seeded
+from tests.helpers.examples import ours, seeded
 
 # --- small examples -------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from family.ppo import gae, ppo_loss, token_rewards, value_loss, whiten
-from tests.examples import (
+from tests.helpers.examples import (
     F64,
     MASK,
     NOT_FINITE,

@@ -38,7 +38,7 @@ from grpo import (
     token_entropies,
     token_logprobs,
 )
-from tests.examples import (
+from tests.helpers.examples import (
     ADVANTAGES,
     F64,
     LOGP,

@@ -5,7 +5,7 @@ import torch
 
 from family.rloo import leave_one_out_advantages
 from grpo import group_advantages, grpo_loss
-from tests.examples import F64, TinyPolicy
+from tests.helpers.examples import F64, TinyPolicy
 
 REWARDS = torch.tensor([[1.0, 0, 0, 0], [2, 1, 1, 0]], dtype=F64)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from family.sapo import sapo_loss
-from tests.examples import (
+from tests.helpers.examples import (
     ADVANTAGES,
     F64,
     LOGP,

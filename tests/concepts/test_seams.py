@@ -16,7 +16,7 @@ from notebooks.exercises.seams import (
     positions,
     train_step,
 )
-from tests.training import weights_of
+from tests.helpers.training import weights_of
 
 EOS = 1
 # a whole row, one that is cut off, one whose padding is EOS, one that is only EOS

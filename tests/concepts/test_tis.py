@@ -12,7 +12,7 @@ import torch
 
 from family.tis import sequence_importance_weights, truncated_importance_weights
 from grpo import grpo_loss
-from tests.examples import F64, NOT_FINITE, TinyPolicy, mask_of, ours, seeded
+from tests.helpers.examples import F64, NOT_FINITE, TinyPolicy, mask_of, ours, seeded
 
 PADDING = pytest.mark.parametrize("padding", [-1.0, *ours(math.nan)])
 

@@ -9,7 +9,7 @@ import torch
 
 from family.unbiased import draw, keep_probabilities, reweighted
 from grpo import group_advantages, sequence_mean_weights
-from tests.examples import F64, seeded
+from tests.helpers.examples import F64, seeded
 
 RIGHT = torch.tensor([[1], [5], [8], [15]])  # how many of 16 are right
 BINARY = group_advantages((torch.arange(16) < RIGHT).to(F64))

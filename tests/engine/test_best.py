@@ -8,7 +8,7 @@ from engine.base.errors import UserError
 from engine.data.questions import HELD_OUT, hold_out
 from engine.data.rows import read_rows
 from engine.run import checkpoint
-from tests.engine.runs import go_on, metrics_of, run, sums, written
+from tests.helpers.runs import go_on, metrics_of, run, sums, written
 from tests.test_train import stop_after
 
 pytestmark = pytest.mark.usefixtures("undrawn")

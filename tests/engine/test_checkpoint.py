@@ -18,8 +18,8 @@ from engine.model import folders
 from engine.model.logprobs import Policy
 from engine.run import checkpoint, logs
 from engine.run.state import State
-from tests.engine.runs import written
-from tests.training import networks_around
+from tests.helpers.runs import written
+from tests.helpers.training import networks_around
 
 
 def after(step):

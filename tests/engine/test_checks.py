@@ -17,7 +17,7 @@ from engine.run.config import Config, config_of, open_run
 from engine.run.interrupt import in_one_sentence
 from tasks import toy
 from tasks.table import TASKS
-from tests.engine.runs import ROOT, run, sums, written
+from tests.helpers.runs import ROOT, run, sums, written
 
 RULES = ROOT / "examples/my_rule.py"
 BAD = [  # each is refused, and the sentence names an option or a value of it

@@ -12,7 +12,7 @@ from engine.base.errors import UserError
 from engine.run.command_line import flat, given, option, parse, run_program, within
 from engine.run.config import Config as RunConfig
 from engine.run.names import NAMES
-from tests.engine.runs import ROOT
+from tests.helpers.runs import ROOT
 
 
 @dataclass

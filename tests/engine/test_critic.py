@@ -13,7 +13,7 @@ from engine.model.critic import Critic, estimate
 from engine.model.logprobs import Policy, completion_states
 from engine.model.networks import first_critic
 from family.ppo import gae, token_rewards, whiten
-from tests.training import CPU, completions, logprobs, updated, weights_of, with_reference
+from tests.helpers.training import CPU, completions, logprobs, updated, weights_of, with_reference
 from update import Limits
 
 

@@ -19,7 +19,7 @@ import torch
 
 from engine.model.folders import checkpoints
 from engine.run import checkpoint
-from tests.engine.runs import ENVIRONMENT, free_port, metrics_of
+from tests.helpers.runs import ENVIRONMENT, free_port, metrics_of
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from engine.model.folders import checkpoints
 from engine.run.config import open_run
 from engine.run.folder import alone, make_folder
 from tasks import toy
-from tests.engine.runs import go_on, metrics_of, run
+from tests.helpers.runs import go_on, metrics_of, run
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 BRIEF = "--questions_per_step 1 --group_size 4 --max_new_tokens 16 --eval_questions 2 --lr 1e-3"

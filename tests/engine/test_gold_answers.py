@@ -8,7 +8,7 @@ from engine.data.questions import Questions
 from engine.scoring.gold_answers import notes_on_gold_answers, winnable
 from engine.scoring.score import REWARDS, Reward
 from experiments.library.toy_model import make_tokenizer
-from tests.engine.runs import go_on, run, sums, written
+from tests.helpers.runs import go_on, run, sums, written
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

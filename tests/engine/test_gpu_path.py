@@ -25,7 +25,7 @@ from engine.base.errors import UserError
 from engine.model.loading import load_model
 from tasks import toy
 from tests.engine.test_ranks import sgd_update
-from tests.training import weights_of
+from tests.helpers.training import weights_of
 
 ROOT = Path(__file__).parents[2]
 SIMULATOR = os.environ.get("CPPO_GPU_SIMULATOR")

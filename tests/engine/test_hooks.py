@@ -14,9 +14,9 @@ from engine.run.config import algorithm_with, config_of
 from engine.run.hooks import Hooks, load_hooks
 from examples import my_curriculum, my_metrics
 from records import Step
-from tests.engine.runs import ROOT, go_on, metrics_of, run, sums, written
+from tests.helpers.runs import ROOT, go_on, metrics_of, run, sums, written
+from tests.helpers.training import a_rollout
 from tests.test_train import stop_after
-from tests.training import a_rollout
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 EXAMPLES = ROOT / "examples"

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.engine.runs import ROOT
+from tests.helpers.runs import ROOT
 
 HEAVY = [
     "transformers", "torch._dynamo", "torch.distributed.fsdp", "sympy",

@@ -11,9 +11,9 @@ from engine.model.contract import Sampling
 from engine.model.kv_cache import Place, RoomyLayer
 from engine.model.sampler import Sampler
 from engine.model.writing import Unfinished
-from tests.engine.graphs import graphs_on_a_cpu
 from tests.engine.test_logprobs import make
-from tests.training import at_pace, completion_logprobs
+from tests.helpers.graphs import graphs_on_a_cpu
+from tests.helpers.training import at_pace, completion_logprobs
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [14, 15, 16], [17, 18, 19, 20, 21]]
 

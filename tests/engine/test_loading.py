@@ -31,8 +31,8 @@ from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import fuse_norms, load_model
 from engine.run.shapes import skeleton
 from tests.engine.test_logprobs import SIZES, make
-from tests.examples import seeded
-from tests.training import CPU
+from tests.helpers.examples import seeded
+from tests.helpers.training import CPU
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

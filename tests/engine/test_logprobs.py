@@ -25,8 +25,8 @@ from engine.model.critic import Critic
 from engine.model.logprobs import Policy, completion_mask, recompute_layers
 from engine.model.prompts import shares_prompts
 from records import Batch
-from tests.examples import seeded
-from tests.training import at_pace, completion_logprobs
+from tests.helpers.examples import seeded
+from tests.helpers.training import at_pace, completion_logprobs
 
 SIZES = {
     "vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,

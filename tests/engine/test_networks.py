@@ -17,11 +17,11 @@ from engine.model.precision import frozen_copy
 from engine.model.sampler import Sampler
 from engine.model.shards import whole_weights
 from engine.run.config import config_of
-from tests.engine import runs
-from tests.engine.runs import sums, written
-from tests.examples import seeded
+from tests.helpers import runs
+from tests.helpers.examples import seeded
+from tests.helpers.runs import sums, written
+from tests.helpers.training import CPU, completions, updated, weights_of
 from tests.test_docs import FENCED, ROOT
-from tests.training import CPU, completions, updated, weights_of
 from update import Limits
 
 

@@ -17,7 +17,7 @@ from engine.model.contract import Completions, Sampling, check_sampler
 from engine.run.config import config_of
 from engine.run.own import checked
 from examples import my_sampler
-from tests.training import a_rollout
+from tests.helpers.training import a_rollout
 
 Q, G, N, T = 2, 4, 8, 3
 PLAIN = torch.zeros(Q, G)

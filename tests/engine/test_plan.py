@@ -28,8 +28,8 @@ from experiments.library import toy_model
 from experiments.library.bench import every_second
 from experiments.memory import growth, return_what_is_freed
 from grpo import grpo_loss
-from tests.engine.runs import ROOT
-from tests.training import networks_around
+from tests.helpers.runs import ROOT
+from tests.helpers.training import networks_around
 from update import Limits
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from engine.model.precision import choose_dtype
 from engine.run import checkpoint
 from engine.run.config import config_of
 from engine.run.state import State
-from tests.training import CPU, networks_around, stepper, weights_of
+from tests.helpers.training import CPU, networks_around, stepper, weights_of
 
 F32, BF16 = torch.float32, torch.bfloat16
 

@@ -12,7 +12,7 @@ from engine.base.errors import UserError
 from engine.run.command_line import given
 from engine.run.config import Config, config_of
 from engine.run.folder import keep_options, options_for_eval
-from tests.engine.runs import ROOT, run, sums, written
+from tests.helpers.runs import ROOT, run, sums, written
 from tests.test_train import stop_after
 
 pytestmark = pytest.mark.usefixtures("undrawn")

@@ -11,7 +11,7 @@ import pytest
 
 from engine.base import progress
 from engine.run import interrupt, logs
-from tests.engine.runs import go_on, metrics_of, run
+from tests.helpers.runs import go_on, metrics_of, run
 from tests.test_train import stop_after
 
 pytestmark = pytest.mark.usefixtures("undrawn")

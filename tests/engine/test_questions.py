@@ -19,7 +19,7 @@ from engine.data.questions import (
 from experiments.library import toy_model
 from rewards import format_reward
 from tasks.table import SYSTEM_PROMPT
-from tests.engine.runs import go_on, metrics_of, run, written
+from tests.helpers.runs import go_on, metrics_of, run, written
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 ONE = {"question": "1+1=?", "answer": "2"}

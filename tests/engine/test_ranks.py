@@ -29,9 +29,9 @@ from engine.run.state import State
 from family.gdpo import decoupled_advantages
 from records import Batch
 from rollout import sample_and_score
-from tests.engine.runs import ENVIRONMENT, ROOT, free_port, sums, written
-from tests.examples import seeded
-from tests.training import CPU, a_rollout, minibatches_of
+from tests.helpers.examples import seeded
+from tests.helpers.runs import ENVIRONMENT, ROOT, free_port, sums, written
+from tests.helpers.training import CPU, a_rollout, minibatches_of
 from update import Limits, compute_minibatch, gradient, update
 
 # how six fixed completions are shared out to one rank and to two: by unequal numbers and tokens,

@@ -13,9 +13,9 @@ from engine.model.contract import Sampling, stop_tokens
 from engine.model.pace import PACES
 from engine.model.sampler import Sampler
 from engine.model.writing import sample_token
-from tests.engine.graphs import Answers, graphs_on_a_cpu
-from tests.examples import seeded
-from tests.training import at_pace, completion_logprobs
+from tests.helpers.examples import seeded
+from tests.helpers.graphs import Answers, graphs_on_a_cpu
+from tests.helpers.training import at_pace, completion_logprobs
 
 # the host's habits: those of a CPU, with fewer questions to the device, and those of a GPU
 HABITS = {

@@ -30,9 +30,9 @@ from engine.scoring.score import (
 from judges.mathematics import math_accuracy
 from judges.programs import code_accuracy
 from rewards import gsm8k_accuracy
-from tests.engine.runs import ROOT
-from tests.examples import named
-from tests.training import a_rollout
+from tests.helpers.examples import named
+from tests.helpers.runs import ROOT
+from tests.helpers.training import a_rollout
 from train import main
 
 pytestmark = pytest.mark.usefixtures("undrawn")

@@ -11,7 +11,7 @@ from engine.model.logprobs import completion_mask
 from engine.model.sampler import Sampler
 from engine.scoring.score import reward_columns
 from experiments.library.toy_model import make_tokenizer
-from tests.engine.runs import metrics_of, run, written
+from tests.helpers.runs import metrics_of, run, written
 
 pytestmark = pytest.mark.slow
 

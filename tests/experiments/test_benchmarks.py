@@ -8,7 +8,7 @@ import torch
 
 from experiments import memory, vs_trl
 from experiments.library import rules
-from tests.training import at_pace
+from tests.helpers.training import at_pace
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from engine.model.logprobs import Policy
 from experiments import claims
 from experiments.library.toy_model import answered
 from grpo import group_advantages, kl_k1, kl_k3
-from tests.examples import F64, seeded
+from tests.helpers.examples import F64, seeded
 
 R = torch.tensor([[1.0, 0, 0, 0, 1, 0], [0, 1, 1, 1, 1, 1]], dtype=F64)
 OF_EACH = torch.randn(2, 6, 5, generator=seeded(0), dtype=F64)  # ∇ log π(o) of each completion

@@ -8,7 +8,7 @@ import torch
 
 from experiments.library import toy_model
 from tasks import toy
-from tests.training import loss_on
+from tests.helpers.training import loss_on
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ import pytest
 
 from judges import sandbox
 from judges.sandbox import protections, run_many, run_python
-from tests.engine.runs import ROOT
+from tests.helpers.runs import ROOT
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from experiments.library import toy_model
 from tasks import toy
 from tasks.table import base_model
-from tests.training import loss_on
+from tests.helpers.training import loss_on
 
 SPLITS = ["train", "test", "warm_start"]
 

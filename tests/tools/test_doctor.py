@@ -15,8 +15,8 @@ from engine.model import networks
 from engine.run.metrics import group_gap
 from tasks import toy
 from tasks.table import TASKS
-from tests.engine.runs import run, written
-from tests.training import a_rollout
+from tests.helpers.runs import run, written
+from tests.helpers.training import a_rollout
 from tools import doctor
 from tools.doctor import main
 

@@ -17,7 +17,7 @@ from engine.model.loading import load_model
 from engine.model.logprobs import completion_mask
 from tasks import toy
 
-LIVE = Path(__file__).parents[1] / "docs" / "live"
+LIVE = Path(__file__).parents[2] / "docs" / "live"
 FILES = ["model", "toy", "sampling", "grpo", "cppo", "adamw", "step"]
 NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(NODE is None, reason="no node here to run the page's JavaScript")

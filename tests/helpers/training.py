@@ -21,7 +21,7 @@ from engine.model.pace import PACES
 from engine.model.sampler import Sampler
 from grpo import token_logprobs
 from records import FIRST, Batch, Rollout
-from tests.examples import named
+from tests.helpers.examples import named
 from update import Limits, update
 
 CPU = torch.device("cpu")
@@ -169,7 +169,7 @@ def one_step(model, folder, *words, program=None):
     words = ["--model", model, "--output_dir", str(folder), "--steps", "1",
              "--questions_per_step", "1", *words]
     if program:
-        subprocess.run([sys.executable, program, *words], cwd=Path(__file__).parents[1], check=True)
+        subprocess.run([sys.executable, program, *words], cwd=Path(__file__).parents[2], check=True)
     else:
         assert train.main(words) == 0
     [metrics] = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
