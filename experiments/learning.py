@@ -230,11 +230,15 @@ def page(result):
 def picture(result, folder):
     """Held-out accuracy against seconds, and against sampled completions."""
     figure, axes = panels(2, 5.6, width=15)
-    lines = {row["name"]: row["held_out"] for row in result["rows"]}
-    labels = {"ylabel": "accuracy on held-out questions, sampled", "ylim": (0, 1)}
-    curves(axes[0], lines, 0, height=2, title="Accuracy in the same time", marker="o",
-           xlabel="seconds of training", **labels)
-    curves(axes[1], lines, 1, height=2, title="Accuracy from the same completions", marker="o",
+    in_time, in_completions = {}, {}
+    for row in result["rows"]:
+        seeds = row["held_out"]
+        in_time[row["name"]] = seeds
+        in_completions[row["name"]] = [[point[1:] for point in points] for points in seeds]
+    labels = {"ylabel": "accuracy on held-out questions, sampled", "ylim": (0, 1), "marker": "o"}
+    curves(axes[0], in_time, title="Accuracy in the same time", xlabel="seconds of training",
+           **labels)
+    curves(axes[1], in_completions, title="Accuracy from the same completions",
            xlabel="sampled completions", **labels)
     save(figure, folder / f"{result['study']}.png",
          "line: mean of the seeds; band: lowest to highest")

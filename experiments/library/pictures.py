@@ -1,5 +1,5 @@
-"""Draws pages and pictures of reproduce.py and judge.py again, from the stored results: nothing is
-trained.
+"""Draws pages and pictures of reproduce.py, judge.py and learning.py again, from the stored
+results: nothing is trained.
 
     python experiments/library/pictures.py                           all of them, into runs/results
     python experiments/library/pictures.py --names family judge      these
@@ -14,11 +14,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
 
 from engine.run.command_line import option, parse, run_program
-from experiments import judge, reproduce
+from experiments import judge, learning, reproduce
 from experiments.library.study import RESULTS, draw
 
 STORED = Path(__file__).parents[1] / "results"
-STUDIES = {reproduce.stem_of(name): reproduce for name in reproduce.TABLES} | {"judge": judge}
+STUDIES = {reproduce.stem_of(name): reproduce for name in reproduce.TABLES}
+STUDIES |= {"judge": judge, "learning_cpu": learning}
 
 
 @dataclass
