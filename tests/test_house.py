@@ -171,7 +171,7 @@ print("entered", json.dumps(sorted(entered)))
 """
 
 
-# what a reader passes from `train_step` to the first gradient, with 5 % of room
+# what a reader passes from `train_step` to the first gradient
 FUNCTIONS, IN_FILES = 75, 22
 NAMES = 36  # that train.py imports
 
