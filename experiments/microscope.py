@@ -80,7 +80,7 @@ TRAIN = {
         "loss, stats =": "part",
         "loss.backward()": "gradient",
     },
-    update.update: {"networks.optimizer.step()": "moved"},
+    update.update: {"networks.step()": "moved"},
 }
 
 
