@@ -1,5 +1,5 @@
-"""How completions are cut into micro-batches, so that computing them costs little. The papers do not
-say how.
+"""How completions are cut into micro-batches, so that computing them costs little. The
+papers do not say how.
 
 A model reads each different prompt once for all its completions, or it reads prompt + completion of
 each row, whatever costs less (prompts.py).
@@ -46,34 +46,55 @@ def forward_cost(prompts, lengths, rows, second_pass):
     of some completions. second_pass: what a second pass costs in tokens (pace.py). True: two passes
     are cheaper. The first pass computes each different prompt once, the second pass computes the
     completions. False: one pass computes prompt + completion of each row. Padding counts.
+
+    In the second pass each row also holds keys and values, one pair for each token of its prompt
+    and of its completion. A pair takes about an eighth of the memory that computing a token takes.
     """
     one_pass = len(rows) * max(len(prompts[i]) + lengths[i] for i in rows)
     different = {tuple(prompts[i]) for i in rows}
     prompt = max(map(len, different))
     completion = max(lengths[i] for i in rows)
-    two_passes = two_pass_cost(len(different), prompt, len(rows), completion)
+    keys = len(rows) * (prompt + completion) // 8
+    two_passes = len(different) * prompt + len(rows) * completion + keys
     if two_passes + second_pass <= one_pass:
         return two_passes, True
     return one_pass, False
 
 
-def two_pass_cost(questions, prompt, completions, length):
-    """What two passes cost in tokens. prompt, length: tokens of the longest prompt and completion.
-
-    In the second pass each row also holds keys and values, one pair for each token of its prompt
-    and of its completion. A pair takes about an eighth of the memory that computing a token takes.
-    """
-    keys = completions * (prompt + length) // 8
-    return questions * prompt + completions * length + keys
-
-
 def micro_batches_by_prompt(prompts, lengths, max_tokens, second_pass):
-    """`allocate.micro_batches` for a model that computes each prompt once for its completions.
+    """The cheaper of two ways to cut completions, for a model that may compute a prompt only once:
+    by the lengths of whole rows, or question by question.
 
-    prompts, lengths, second_pass: as for `forward_cost`, which counts the tokens here. First each
-    question's completions are cut into pieces of similar lengths. A cut repeats the prompt, but it
-    saves padding. Then pieces of similar lengths share a micro-batch. Returns lists of indices.
+    prompts, lengths, second_pass: as for `forward_cost`. A micro-batch of two or more completions
+    costs at most `max_tokens`. Returns lists of indices.
     """
+    whole = [len(prompt) + n for prompt, n in zip(prompts, lengths)]
+    cuts = [
+        question_by_question(prompts, lengths, max_tokens, second_pass),
+        micro_batches(whole, max_tokens),
+    ]
+
+    def cost(cut):
+        total = 0
+        for rows in cut:
+            tokens, once = forward_cost(prompts, lengths, rows, second_pass)
+            total += tokens + once * second_pass
+        return total
+
+    return min(cuts, key=cost)
+
+
+def question_by_question(prompts, lengths, max_tokens, second_pass):
+    """First each question's completions are cut into pieces of similar lengths. Then pieces of
+    similar lengths share a micro-batch. The longest come first.
+
+    A new piece begins if it saves more tokens than the prompt has, which it repeats. It saves
+    padding: the completions that are left are padded to the longest of them.
+    """
+    def fits(rows):
+        tokens, _ = forward_cost(prompts, lengths, rows, second_pass)
+        return tokens <= max_tokens
+
     groups = {}
     longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     for i in longest_first:
@@ -81,37 +102,21 @@ def micro_batches_by_prompt(prompts, lengths, max_tokens, second_pass):
         groups.setdefault(prompt, []).append(i)
     pieces = []
     for prompt, group in groups.items():
-        own_lengths = [lengths[i] for i in group]
-        for start, end in best_cuts(own_lengths, len(prompt), max_tokens, second_pass):
-            pieces.append(group[start:end])
+        pieces.append([group[0]])
+        for n, i in enumerate(group[1:], 1):
+            longest = lengths[pieces[-1][0]]
+            saved = (len(group) - n) * (longest - lengths[i])
+            together = [*pieces[-1], i]
+            if fits(together) and saved <= len(prompt):
+                pieces[-1] = together
+            else:
+                pieces.append([i])
     pieces.sort(key=lambda piece: -lengths[piece[0]])
     batches = pieces[:1]
     for piece in pieces[1:]:
         together = batches[-1] + piece
-        tokens, _ = forward_cost(prompts, lengths, together, second_pass)
-        if tokens <= max_tokens:
+        if fits(together):
             batches[-1] = together
         else:
             batches.append(piece)
     return batches
-
-
-def best_cuts(lengths, prompt, max_tokens, second_pass):
-    """Cut one question's completions so that two passes over each piece cost least in sum.
-
-    lengths: the longest first. prompt: tokens of the prompt. A piece of two or more completions
-    costs at most `max_tokens`. Returns [(start, end), …].
-    """
-    best = [(0, [])]  # best[n]: (cost, pieces) of the n longest completions
-    for end in range(1, len(lengths) + 1):
-        ways = []
-        for start in range(end):
-            n = end - start
-            one_pass = n * (prompt + lengths[start])
-            two_passes = two_pass_cost(1, prompt, n, lengths[start])
-            cheaper = two_passes if two_passes + second_pass <= one_pass else one_pass
-            if n == 1 or cheaper <= max_tokens:
-                cost, pieces = best[start]
-                ways.append((cost + two_passes, [*pieces, (start, end)]))
-        best.append(min(ways))
-    return best[-1][1]

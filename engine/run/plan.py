@@ -31,7 +31,7 @@ import torch
 
 from engine.base import ranks
 from engine.base.errors import UserError
-from engine.model.cutting import two_pass_cost
+from engine.model.cutting import forward_cost
 from engine.model.folders import prompt_room
 from engine.model.pace import PACES
 from engine.model.precision import TINY, choose_dtype
@@ -230,9 +230,9 @@ def minibatch_tokens(algorithm, devices, prompt, completion):
     questions = math.ceil(algorithm.questions_per_step / algorithm.minibatches)
     whole = devices * algorithm.questions_per_step * algorithm.k / algorithm.minibatches
     kept = min(questions * algorithm.k, math.ceil(whole))
-    two_passes = two_pass_cost(questions, prompt, kept, completion)
-    one_pass = kept * (prompt + completion)
-    return two_passes if two_passes + GPU.second_pass <= one_pass else one_pass
+    prompts = [[i % questions] * prompt for i in range(kept)]
+    tokens, _ = forward_cost(prompts, [completion] * kept, range(kept), GPU.second_pass)
+    return tokens
 
 
 def token_memory(shape, compute, options):

@@ -1,12 +1,11 @@
 """What cutting by prompts promises: each completion once, and no pass above the limit."""
 
-import math
 import random
-from itertools import product
 
 import pytest
 
-from engine.model.cutting import best_cuts, forward_cost, micro_batches_by_prompt, two_pass_cost
+from allocate import micro_batches
+from engine.model.cutting import forward_cost, micro_batches_by_prompt, question_by_question
 from engine.model.pace import PACES
 
 
@@ -15,6 +14,7 @@ from engine.model.pace import PACES
     ([[1] * 300] * 2 + [[2] * 200] * 2, [10, 4, 2, 30],
      (2 * 300 + 4 * 30 + 4 * 330 // 8, True)),
     ([[1], [2, 2]], [5, 1], (2 * 6, False)),  # the longest row, twice
+    ([[1] * 12] * 16, [14] * 16, (12 + 16 * 14 + 16 * 26 // 8, True)),  # as dear: 416 − 128
     # 16 completions of the toy: two passes save about 100 tokens, too few to pay
     ([[1] * 14] * 16, [36] * 16, (16 * 50, False)),
 ])
@@ -35,36 +35,45 @@ def groups(seed):
 
 @pytest.mark.parametrize("second_pass", [0, 256])
 @pytest.mark.parametrize("seed", range(60))
-def test_micro_batches_by_prompt_hold_every_completion_once(seed, second_pass):
+def test_the_cheaper_cut_is_taken_and_holds_every_completion_once(seed, second_pass):
     prompts, lengths = groups(seed)
+    whole = [len(prompt) + n for prompt, n in zip(prompts, lengths)]
+
+    def cost(rows):
+        tokens, twice = forward_cost(prompts, lengths, rows, second_pass)
+        return tokens + second_pass if twice else tokens
+
     for max_tokens in (1, 100, 400, 3000):
-        batches = micro_batches_by_prompt(prompts, lengths, max_tokens, second_pass)
-        assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
-        for batch in batches:
-            cost, _ = forward_cost(prompts, lengths, batch, second_pass)
-            assert cost <= max_tokens or len(batch) == 1
-        longest = [max(lengths[i] for i in batch) for batch in batches]
+        of_rows = micro_batches(whole, max_tokens)
+        by_question = question_by_question(prompts, lengths, max_tokens, second_pass)
+        for batches in (of_rows, by_question):
+            assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+            for batch in batches:
+                tokens, _ = forward_cost(prompts, lengths, batch, second_pass)
+                assert tokens <= max_tokens or len(batch) == 1
+        longest = [max(lengths[i] for i in batch) for batch in by_question]
         assert longest == sorted(longest, reverse=True)  # what may not fit comes first
+        found = micro_batches_by_prompt(prompts, lengths, max_tokens, second_pass)
+        assert found in (of_rows, by_question)
+        assert sum(map(cost, found)) == min(sum(map(cost, of_rows)), sum(map(cost, by_question)))
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_no_other_way_to_cut_a_question_costs_less(seed):
-    """All 2^(n − 1) ways to cut n completions, the longest first, are tried."""
-    rng = random.Random(seed)
-    prompt, max_tokens = [7] * rng.randint(1, 60), rng.choice([150, 300, 10_000])
-    lengths = sorted((rng.randint(1, 90) for _ in range(rng.randint(1, 9))), reverse=True)
+A, B = [1] * 50, [2] * 50
+FOUR = [40, 10, 10, 10]  # a cut before the second one saves 3 · 30 tokens
 
-    def cost(start, end):
-        two_passes = two_pass_cost(1, len(prompt), end - start, lengths[start])
-        tokens, _ = forward_cost([prompt] * len(lengths), lengths, range(start, end), 0)
-        return two_passes if tokens <= max_tokens or end - start == 1 else math.inf
 
-    costs = []
-    for cuts in product([False, True], repeat=len(lengths) - 1):
-        at = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), len(lengths)]
-        costs.append(sum(map(cost, at, at[1:])))
-    pieces = best_cuts(lengths, len(prompt), max_tokens, 0)
-    assert sum(cost(*piece) for piece in pieces) == min(costs)
+@pytest.mark.parametrize("prompts, lengths, max_tokens, expected", [
+    # the cut saves as many tokens as the prompt has, or one more
+    ([[1] * 90] * 4, FOUR, 312, [[0, 1, 2], [3]]),
+    ([[1] * 89] * 4, FOUR, 312, [[0], [1, 2, 3]]),
+    # after a cut the padding is that of the new piece: 2 · 10 tokens are no reason for another cut
+    ([A] * 4 + [B], [200, 40, 30, 30, 38], 304, [[0], [1, 2, 3], [4]]),
+    # a piece of 50 + 4 · 10 + 4 · 60 / 8 = 120 tokens fits, or not
+    ([A] * 5, [10] * 5, 120, [[0, 1, 2, 3], [4]]),
+    ([A] * 5, [10] * 5, 119, [[0, 1, 2], [3, 4]]),
+])
+def test_a_question_is_cut_by_hand(prompts, lengths, max_tokens, expected):
+    assert question_by_question(prompts, lengths, max_tokens, second_pass=0) == expected
 
 
 def test_questions_share_a_micro_batch_if_they_fit():
