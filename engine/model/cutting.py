@@ -73,15 +73,14 @@ def micro_batches_by_prompt(prompts, lengths, max_tokens, second_pass):
         question_by_question(prompts, lengths, max_tokens, second_pass),
         micro_batches(whole, max_tokens),
     ]
-
-    def cost(cut):
+    costs = []
+    for cut in cuts:
         total = 0
         for rows in cut:
             tokens, once = forward_cost(prompts, lengths, rows, second_pass)
             total += tokens + once * second_pass
-        return total
-
-    return min(cuts, key=cost)
+        costs.append(total)
+    return cuts[costs.index(min(costs))]
 
 
 def question_by_question(prompts, lengths, max_tokens, second_pass):
@@ -91,10 +90,6 @@ def question_by_question(prompts, lengths, max_tokens, second_pass):
     A new piece begins if it saves more tokens than the prompt has, which it repeats. It saves
     padding: the completions that are left are padded to the longest of them.
     """
-    def fits(rows):
-        tokens, _ = forward_cost(prompts, lengths, rows, second_pass)
-        return tokens <= max_tokens
-
     groups = {}
     longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     for i in longest_first:
@@ -107,7 +102,8 @@ def question_by_question(prompts, lengths, max_tokens, second_pass):
             longest = lengths[pieces[-1][0]]
             saved = (len(group) - n) * (longest - lengths[i])
             together = [*pieces[-1], i]
-            if fits(together) and saved <= len(prompt):
+            tokens, _ = forward_cost(prompts, lengths, together, second_pass)
+            if tokens <= max_tokens and saved <= len(prompt):
                 pieces[-1] = together
             else:
                 pieces.append([i])
@@ -115,7 +111,8 @@ def question_by_question(prompts, lengths, max_tokens, second_pass):
     batches = pieces[:1]
     for piece in pieces[1:]:
         together = batches[-1] + piece
-        if fits(together):
+        tokens, _ = forward_cost(prompts, lengths, together, second_pass)
+        if tokens <= max_tokens:
             batches[-1] = together
         else:
             batches.append(piece)
