@@ -208,6 +208,11 @@ def test_devices_with_shards_make_equally_many_passes(six):
     assert passes(True, sharded=True) == {True} and passes(False, sharded=True) == {False}
 
 
+def test_a_device_without_a_completion_has_an_empty_micro_batch(six):
+    [(rows, batch)] = cut_into_micro_batches(six[1].rows([]), 30, Policy(six[0]))
+    assert len(rows) == 0 and batch.tokens.shape == batch.mask.shape == (1, 0)
+
+
 def test_a_mini_batch_is_cut_once_until_the_limit_changes(six, monkeypatch):
     """Once for the reference, π_old and all μ passes, each of which computes as the cut says."""
     model, batch = six
