@@ -17,7 +17,6 @@ no git, the variable GIT_COMMIT says what is measured.
 import gc
 import inspect
 import json
-import os
 import random
 import signal
 import subprocess
@@ -55,10 +54,12 @@ from experiments import vs_trl
 from experiments.library import toy_model
 from experiments.library.bench import (
     ROOT,
+    commit,
     every_second,
     heading,
     markdown_table,
     published,
+    said,
     seconds_of,
     setting,
     this_device,
@@ -458,15 +459,6 @@ def page(now, before):
 # --- the program ---
 
 
-def said(*words):
-    """What another program prints, or None."""
-    try:
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    except OSError:  # there is no such program
-        return None
-    return done.stdout.strip() or None
-
-
 def measure(part, lab, entry, limit, save):
     """Fill the `entry` of a part: its rows so far, and why it ended early. save(): at each step."""
     begin = time.perf_counter()
@@ -504,7 +496,7 @@ def main(argv):
     card = {
         "": torch.cuda.get_device_name() if gpu else "no GPU",
         "driver": said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
-        "commit": os.environ.get("GIT_COMMIT") or said("git", "rev-parse", "--short=7", "HEAD"),
+        "commit": commit(),
         "a product, TFLOP/s": lab.tflops, "a copy, TB/s": lab.tb_a_second,
     }
     installed = [name for name in ("peft", "trl", "vllm") if find_spec(name)]

@@ -17,8 +17,6 @@ run, so a program that is stopped keeps what it has.
 import contextlib
 import io
 import json
-import os
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,7 +33,14 @@ from engine.base.errors import UserError
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import config_of
 from experiments.library import toy_model
-from experiments.library.bench import ROOT, heading, over_seeds, processor, this_device
+from experiments.library.bench import (
+    ROOT,
+    commit,
+    heading,
+    over_seeds,
+    processor,
+    this_device,
+)
 from experiments.library.plot import curves, panels, save
 from experiments.library.study import RESULTS, name_of, once, pivot, publish
 from experiments.library.train_for import reached, train_for
@@ -153,11 +158,12 @@ class Learning:
         ends = {}
         for rate in self.size.rates:
             points = self.kept("pilot", method, rate, 0, self.size.pilot_seconds)["held_out"]
-            ends[rate] = points[-1][2]
-            start = points[0][2]
+            start, ends[rate] = points[0][2], points[-1][2]
             progress.note(f"pilot: {method}, lr {rate:g}: {start:.3f} → {ends[rate]:.3f}")
-        if self.size.checked:
-            refuse_outside_of_the_plan(method, start, max(ends.values()))
+            if self.size.checked and not self.model:
+                refuse_base(start)
+        if self.size.checked and method == "GRPO":
+            refuse_pilot(max(ends.values()) - start)
         return max(ends, key=ends.get)
 
     def finished(self, rates):
@@ -173,16 +179,21 @@ class Learning:
         return rows
 
 
-def refuse_outside_of_the_plan(method, start, best):
+def refuse_base(start):
+    """start: the accuracy of the base model."""
     low, high = BASE_BETWEEN
     if not low <= start <= high:
         raise UserError(
             f"the base model answers {start:.2f} of the questions, not {low} to {high} of them: "
             "change its warm start in SIZES.")
-    if method == "GRPO" and best < start + LEAST_GAIN:
+
+
+def refuse_pilot(gain):
+    """gain: of the accuracy in GRPO's best pilot run."""
+    if gain < LEAST_GAIN:
         raise UserError(
-            f"GRPO gains {best - start:.2f} in its best pilot run, less than {LEAST_GAIN}: take "
-            "shorter sums.")
+            f"GRPO gains {gain:.2f} in its best pilot run, less than {LEAST_GAIN}: take shorter "
+            "sums.")
 
 
 def moment(runs, share):
@@ -244,13 +255,6 @@ def picture(result, folder):
          "line: mean of the seeds; band: lowest to highest")
 
 
-def commit():
-    """Of what is measured."""
-    words = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    found = subprocess.run(words, capture_output=True, text=True)
-    return os.environ.get("GIT_COMMIT") or found.stdout.strip() or "unknown"
-
-
 def tell(learning, rates, output):
     """Write what is finished."""
     rows = learning.finished(rates)
@@ -259,8 +263,8 @@ def tell(learning, rates, output):
     start = fmean(points[0][2] for row in rows for points in row["held_out"])
     gpu = learning.device.type == "cuda"
     result = {
-        "study": f"learning_{learning.name}", "commit": commit(), "rows": rows, "start": start,
-        "target": (1 + start) / 2, "seconds": learning.size.seconds,
+        "study": f"learning_{learning.name}", "commit": commit() or "unknown", "rows": rows,
+        "start": start, "target": (1 + start) / 2, "seconds": learning.size.seconds,
         "device": torch.cuda.get_device_name() if gpu else f"one thread of {processor()}",
     }
     with contextlib.redirect_stdout(io.StringIO()):  # the whole page, after each run

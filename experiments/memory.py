@@ -31,9 +31,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 from algorithms import resolve
 from engine.data.questions import load_questions
 from engine.model.logprobs import Policy
-from engine.model.networks import Networks, add_masters, add_optimizer, first_critic, frozen
+from engine.model.networks import Networks, add_optimizer, networks_around
 from engine.model.precision import choose_dtype
-from engine.model.sampler import Sampler
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import config_of
 from engine.scoring.score import Reward
@@ -158,13 +157,7 @@ def page(result):
 
 def networks_of(policy, tokenizer, config, algorithm):
     """The Networks of a policy that no run has."""
-    networks = Networks(policy, tokenizer)
-    if algorithm.critic:
-        networks.critic = first_critic(policy)
-    add_masters(networks)
-    if algorithm.beta:
-        networks.reference = frozen(policy)
-    networks.sampler = Sampler(policy.model, tokenizer)
+    networks = networks_around(policy, tokenizer, algorithm.critic, bool(algorithm.beta))
     add_optimizer(networks, config.update, task_of(config.data.dataset).critic_lr)
     return networks
 

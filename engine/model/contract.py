@@ -109,13 +109,18 @@ def check_sampler(sampler, name, vocabulary):
     """
 
     def fits(drawn, prompts, group_size, sampling, *others):
-        tokens, N = drawn.tokens, len(prompts) * group_size
+        tokens = drawn.tokens
+        N = len(prompts) * group_size
         T = tokens.shape[1]
-        kinds = [tokens.dtype, drawn.mask.dtype, len(drawn.lengths), len(drawn.truncated)]
-        shapes = [x.shape for x in (tokens, drawn.logp, drawn.mask)]
-        return (kinds == [torch.int64, torch.bool, N, N] and shapes == [(N, T)] * 3
-                and T <= max(1, sampling.max_new_tokens)
-                and ((tokens >= 0) & (tokens < vocabulary)).all())
+        if tokens.dtype != torch.int64 or drawn.mask.dtype != torch.bool:
+            return False
+        for x in (tokens, drawn.logp, drawn.mask):
+            if x.shape != (N, T):
+                return False
+        if len(drawn.lengths) != N or len(drawn.truncated) != N:
+            return False
+        known = (tokens >= 0) & (tokens < vocabulary)
+        return T <= max(1, sampling.max_new_tokens) and known.all()
 
     sampler.sample = partial(
         call_own, sampler.sample, name,

@@ -1,9 +1,11 @@
-"""How completions are cut into micro-batches, so that computing them costs little. The
-papers do not say how.
+"""How completions are cut into micro-batches, so that computing them costs little. The papers do
+not say how.
 
 A model reads each different prompt once for all its completions, or it reads prompt + completion of
 each row, whatever costs less (prompts.py).
 """
+
+from typing import NamedTuple
 
 import torch
 
@@ -13,15 +15,27 @@ from engine.model.logprobs import computed_lengths
 from engine.model.pace import PACES
 
 
+class Prompt(NamedTuple):
+    """What the cost depends on."""
+
+    number: int  # equal prompts have the same number
+    tokens: int
+
+
 def rows_of_micro_batches(batch, max_tokens, policy):
     """[(rows, whether a forward pass computes each different prompt only once)] of each
     micro-batch. rows: on the CPU; a micro-batch that only fills up a device has none."""
     lengths = computed_lengths(batch.mask).tolist()
     second_pass = PACES[batch.tokens.device.type].second_pass
+    numbers = {}
+    prompts = []
+    for prompt in batch.prompts:
+        number = numbers.setdefault(tuple(prompt), len(numbers))
+        prompts.append(Prompt(number, len(prompt)))
     if policy.shares_prompts:
-        cut = micro_batches_by_prompt(batch.prompts, lengths, max_tokens, second_pass)
+        cut = micro_batches_by_prompt(prompts, lengths, max_tokens, second_pass)
     else:
-        whole = [len(prompt) + n for prompt, n in zip(batch.prompts, lengths)]
+        whole = [prompt.tokens + n for prompt, n in zip(prompts, lengths)]
         cut = micro_batches(whole, max_tokens)
     count = max(1, len(cut))
     if policy.sharded:
@@ -32,7 +46,7 @@ def rows_of_micro_batches(batch, max_tokens, policy):
     pairs = []
     for rows in cut:
         if rows and not policy.sharded:
-            _, once = forward_cost(batch.prompts, lengths, rows, second_pass)
+            _, once = forward_cost(prompts, lengths, rows, second_pass)
         else:
             once = policy.sharded  # and as many passes as the others in each
         pairs.append((torch.tensor(rows, dtype=torch.long), once and policy.shares_prompts))
@@ -42,7 +56,7 @@ def rows_of_micro_batches(batch, max_tokens, policy):
 def forward_cost(prompts, lengths, rows, second_pass):
     """What it costs to compute these rows: (tokens, True or False).
 
-    prompts: of each completion, a list of tokens. lengths: tokens of each completion. rows: indices
+    prompts: the Prompt of each completion. lengths: tokens of each completion. rows: indices
     of some completions. second_pass: what a second pass costs in tokens (pace.py). True: two passes
     are cheaper. The first pass computes each different prompt once, the second pass computes the
     completions. False: one pass computes prompt + completion of each row. Padding counts.
@@ -50,9 +64,9 @@ def forward_cost(prompts, lengths, rows, second_pass):
     In the second pass each row also holds keys and values, one pair for each token of its prompt
     and of its completion. A pair takes about an eighth of the memory that computing a token takes.
     """
-    one_pass = len(rows) * max(len(prompts[i]) + lengths[i] for i in rows)
-    different = {tuple(prompts[i]) for i in rows}
-    prompt = max(map(len, different))
+    one_pass = len(rows) * max(prompts[i].tokens + lengths[i] for i in rows)
+    different = {prompts[i] for i in rows}
+    prompt = max(each.tokens for each in different)
     completion = max(lengths[i] for i in rows)
     keys = len(rows) * (prompt + completion) // 8
     two_passes = len(different) * prompt + len(rows) * completion + keys
@@ -68,7 +82,7 @@ def micro_batches_by_prompt(prompts, lengths, max_tokens, second_pass):
     prompts, lengths, second_pass: as for `forward_cost`. A micro-batch of two or more completions
     costs at most `max_tokens`. Returns lists of indices.
     """
-    whole = [len(prompt) + n for prompt, n in zip(prompts, lengths)]
+    whole = [prompt.tokens + n for prompt, n in zip(prompts, lengths)]
     cuts = [
         question_by_question(prompts, lengths, max_tokens, second_pass),
         micro_batches(whole, max_tokens),
@@ -93,8 +107,7 @@ def question_by_question(prompts, lengths, max_tokens, second_pass):
     groups = {}
     longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     for i in longest_first:
-        prompt = tuple(prompts[i])
-        groups.setdefault(prompt, []).append(i)
+        groups.setdefault(prompts[i], []).append(i)
     pieces = []
     for prompt, group in groups.items():
         pieces.append([group[0]])
@@ -103,7 +116,7 @@ def question_by_question(prompts, lengths, max_tokens, second_pass):
             saved = (len(group) - n) * (longest - lengths[i])
             together = [*pieces[-1], i]
             tokens, _ = forward_cost(prompts, lengths, together, second_pass)
-            if tokens <= max_tokens and saved <= len(prompt):
+            if tokens <= max_tokens and saved <= prompt.tokens:
                 pieces[-1] = together
             else:
                 pieces.append([i])

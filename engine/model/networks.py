@@ -125,7 +125,7 @@ def build(config, algorithm, source, device, folder=None):
         networks = sharded_networks(source, folder, how, algorithm, compares, ours)
     else:
         networks = whole_networks(
-            source, folder, how, algorithm, compares, ours, devices.lora, seed)
+            source, folder, how, algorithm, compares, devices.lora, seed)
     if not ours:
         networks.sampler = make_sampler(
             sampling.sampler, networks.model, folder or source, networks.tokenizer,
@@ -141,10 +141,10 @@ def build(config, algorithm, source, device, folder=None):
     return networks
 
 
-def whole_networks(source, folder, how, algorithm, compares, ours, lora, seed):
+def whole_networks(source, folder, how, algorithm, compares, lora, seed):
     """Networks without an optimizer. Each device holds them whole.
 
-    how: arguments of `load_policy`. compares: with a reference. ours: with our sampler.
+    how: arguments of `load_policy`. compares: with a reference.
     """
     first = None
     if compares and folder and not lora:
@@ -153,18 +153,27 @@ def whole_networks(source, folder, how, algorithm, compares, ours, lora, seed):
         first, _ = load_policy(source, frozen=True, **how)
     start = source if lora else folder or source
     policy, tokenizer = load_policy(start, frozen=lora, **how)
-    networks = Networks(policy, tokenizer)
     if lora:
         add_adapter(policy.model, lora, seed, folder)
-    if algorithm.critic:
-        networks.critic = first_critic(policy)
-    add_masters(networks)
+    copies = compares and not lora and first is None
+    networks = networks_around(policy, tokenizer, algorithm.critic, copies)
     if compares and lora:
         networks.reference = replace(policy, at_start=True)
-    elif compares:
-        networks.reference = first or frozen(policy)
-    if ours:
-        networks.sampler = Sampler(policy.model, tokenizer)
+    elif first:
+        networks.reference = first
+    return networks
+
+
+def networks_around(policy, tokenizer, critic=False, reference=False):
+    """The Networks of a policy that is in memory, without an optimizer. critic, reference: whether
+    there is one, made of the policy."""
+    networks = Networks(policy, tokenizer)
+    if critic:
+        networks.critic = first_critic(policy)
+    add_masters(networks)  # from here on the policy's model may be a rounded copy
+    if reference:
+        networks.reference = frozen(policy)
+    networks.sampler = Sampler(policy.model, tokenizer)
     return networks
 
 

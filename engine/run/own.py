@@ -31,16 +31,23 @@ def checked(algorithm):
     if name := name_of_own(advantages):
         advantages = partial(
             call_own, advantages, f"the advantages {name}",
-            "a tensor (Q, G) of finite floats, as rollout.total is",
-            lambda A, rollout: A.shape == rollout.rewards.shape[1:] and A.is_floating_point()
-            and A.isfinite().all())
+            "a tensor (Q, G) of finite floats, as rollout.total is", are_advantages)
     if name := name_of_own(loss):
         loss = partial(
             call_own, loss, f"the loss {name}",
-            "(loss, stats): a scalar that has a gradient, and a dict",
-            lambda pair, *given, **named: len(pair) == 2 and pair[0].shape == ()
-            and pair[0].requires_grad and isinstance(pair[1], dict))
+            "(loss, stats): a scalar that has a gradient, and a dict", is_loss)
     return replace(algorithm, advantages=advantages, loss=loss)
+
+
+def are_advantages(A, rollout):
+    if A.shape != rollout.rewards.shape[1:]:
+        return False
+    return A.is_floating_point() and A.isfinite().all()
+
+
+def is_loss(pair, *given, **named):
+    loss, stats = pair
+    return loss.shape == () and loss.requires_grad and isinstance(stats, dict)
 
 
 def own_rule(function, name):

@@ -12,6 +12,7 @@ from engine.run.config import Config
 from engine.run.plan import GB, USABLE, plan
 
 TOKENS = 1024  # of the smaller micro-batches, at most
+SHARDS = ("--shard", "full")
 
 
 def print_plan(options, notes, argv):
@@ -59,7 +60,7 @@ def print_changes(options, p, argv):
         note(f"{row(verdict(changed), changed.peaks)}   {label}")
         if changed.fits:
             typed = read(parser_of(Config), argv)
-            typed.pop("plan")
+            typed.pop("plan", None)  # a recipe may have it
             note(f"\nThe first that fits:\n\n    {command(typed | chosen, devices)}")
             return
     note("\nNone of these fits: take a smaller model, or fewer --max_new_tokens.")
@@ -94,9 +95,10 @@ def changes(o, p):
     if o.beta and not o.stop_kl:  # which needs the reference, too
         words = [*words, "--beta", "0"]
         yield "--beta 0", words, p.devices
+    in_place = ""
     if o.shard == "none" and uses_ours(o.sampler) and not ALGORITHMS[o.algorithm].critic:
+        in_place = ", in place of --lora 16"
         yield "--lora 16", [*words, "--lora", "16"], p.devices
     for devices in (2, 4, 8):
         if devices > p.devices or (devices == p.devices and o.shard == "none"):
-            label = f"--shard full on {devices} devices, without --lora"
-            yield label, [*words, "--shard", "full"], devices
+            yield f"--shard full on {devices} devices{in_place}", [*words, *SHARDS], devices

@@ -12,6 +12,7 @@ import platform
 import re
 import shlex
 import statistics
+import subprocess
 import sys
 import time
 from copy import deepcopy
@@ -127,6 +128,20 @@ def processor():
     cpuinfo = Path("/proc/cpuinfo")
     name = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
     return name[1] if name else platform.processor() or platform.machine()
+
+
+def said(*words):
+    """What another program prints, or None."""
+    try:
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    except OSError:  # there is no such program
+        return None
+    return done.stdout.strip() or None
+
+
+def commit():
+    """Of what is measured. If there is no git, the variable GIT_COMMIT says it."""
+    return os.environ.get("GIT_COMMIT") or said("git", "rev-parse", "--short=7", "HEAD")
 
 
 def setting(*packages):

@@ -175,10 +175,11 @@ def make_tokenizer(kind="base"):
 
 def make_config(tokenizer, width=64, layers=2, context=128, spread=0.1):
     """A Qwen2's shape. spread: of the weights at random."""
+    heads = max(4, width // 64)
     return Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=width, intermediate_size=3 * width,
-        num_hidden_layers=layers, num_attention_heads=max(4, width // 64),
-        num_key_value_heads=max(4, width // 64), max_position_embeddings=context,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads,
+        max_position_embeddings=context,
         tie_word_embeddings=True, initializer_range=spread,
         rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
         pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,

@@ -5,8 +5,18 @@ import random
 import pytest
 
 from allocate import micro_batches
-from engine.model.cutting import forward_cost, micro_batches_by_prompt, question_by_question
+from engine.model.cutting import (
+    Prompt,
+    forward_cost,
+    micro_batches_by_prompt,
+    question_by_question,
+)
 from engine.model.pace import PACES
+
+
+def prompts_of(tokens):
+    """The Prompt of each list of one repeated token."""
+    return [Prompt(prompt[0], len(prompt)) for prompt in tokens]
 
 
 @pytest.mark.parametrize("prompts, lengths, cost", [
@@ -19,7 +29,8 @@ from engine.model.pace import PACES
     ([[1] * 14] * 16, [36] * 16, (16 * 50, False)),
 ])
 def test_what_two_passes_cost_by_hand(prompts, lengths, cost):
-    assert forward_cost(prompts, lengths, range(len(prompts)), second_pass=128) == cost
+    found = forward_cost(prompts_of(prompts), lengths, range(len(prompts)), second_pass=128)
+    assert found == cost
 
 
 def groups(seed):
@@ -27,7 +38,7 @@ def groups(seed):
     rng = random.Random(seed)
     rows = []
     for question in range(rng.randint(1, 6)):
-        prompt = [question] * rng.randint(1, 60)
+        prompt = Prompt(question, rng.randint(1, 60))
         rows += [(prompt, rng.choice([0, 1, rng.randint(1, 80)])) for _ in range(rng.randint(1, 9))]
     rng.shuffle(rows)
     return [prompt for prompt, _ in rows], [length for _, length in rows]
@@ -37,7 +48,7 @@ def groups(seed):
 @pytest.mark.parametrize("seed", range(60))
 def test_the_cheaper_cut_is_taken_and_holds_every_completion_once(seed, second_pass):
     prompts, lengths = groups(seed)
-    whole = [len(prompt) + n for prompt, n in zip(prompts, lengths)]
+    whole = [prompt.tokens + n for prompt, n in zip(prompts, lengths)]
 
     def cost(rows):
         tokens, twice = forward_cost(prompts, lengths, rows, second_pass)
@@ -73,11 +84,12 @@ FOUR = [40, 10, 10, 10]  # a cut before the second one saves 3 · 30 tokens
     ([A] * 5, [10] * 5, 119, [[0, 1, 2], [3, 4]]),
 ])
 def test_a_question_is_cut_by_hand(prompts, lengths, max_tokens, expected):
-    assert question_by_question(prompts, lengths, max_tokens, second_pass=0) == expected
+    found = question_by_question(prompts_of(prompts), lengths, max_tokens, second_pass=0)
+    assert found == expected
 
 
 def test_questions_share_a_micro_batch_if_they_fit():
-    prompts = [[1] * 150] * 16 + [[2] * 150] * 16
+    prompts = [Prompt(1, 150)] * 16 + [Prompt(2, 150)] * 16
     whole = list(range(32))
     assert micro_batches_by_prompt(prompts, [10] * 32, 2048, 128) == [whole]
     assert micro_batches_by_prompt(prompts, [10] * 32, 1000, 128) == [whole[:16], whole[16:]]

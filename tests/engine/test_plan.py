@@ -98,6 +98,10 @@ def test_what_the_docs_show_is_printed(capsys):
     block = itertools.takewhile(lambda line: not line or line[:4] == "    ", shown)
     out, code = told(SMALL_GPU.split(), capsys)
     assert code == 3 and out.endswith("\n" + "\n".join(line[4:] for line in block).strip() + "\n")
+    # what is printed to type fits
+    _, _, typed = out.rstrip().rpartition(" train.py ")
+    again, code = told([*typed.split(), "--plan", 24], capsys)
+    assert code == 0 and "It fits" in again and "with these changes" not in again
 
 
 @pytest.mark.parametrize("recipe", [GSM8K, MATH])

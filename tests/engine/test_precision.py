@@ -58,6 +58,8 @@ def test_all_networks_have_the_dtype_of_the_arithmetic_and_the_optimizer_changes
     assert policy.dtype == networks.critic.dtype == networks.reference.dtype == computed
     learning = [p for group in networks.optimizer.param_groups for p in group["params"]]
     assert {p.dtype for p in learning} == {F32} == {networks.critic.head.weight.dtype}
+    # of the same parameters: the head of the critic learns where it computes
+    assert networks.critic.head is networks.learners[1].head
     whole = [*policy.model.parameters(), *networks.critic.parameters()]
     assert [p.shape for p in learning] == [p.shape for p in whole]
     buffers = zip(policy.model.buffers(), networks.learners[0].buffers())

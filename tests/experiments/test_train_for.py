@@ -59,11 +59,19 @@ def test_ahead_is_each_seed_above_each_seed():
 
 
 def test_a_base_outside_of_the_plan_and_a_pilot_that_learns_nothing_end_the_study():
-    for method, start, best in (("GRPO", 0.1, 0.9), ("CPPO", 0.6, 0.9), ("GRPO", 0.3, 0.34)):
+    def study(start, end, model=None):
+        made = learning.Learning("cpu", CPU, model)
+        made.kept = lambda *_: {"held_out": [(0, 0, start), (1, 1, end)]}
+        return made
+
+    for start, end in ((0.1, 0.9), (0.6, 0.9), (0.3, 0.34)):
         with pytest.raises(UserError):
-            learning.refuse_outside_of_the_plan(method, start, best)
-    learning.refuse_outside_of_the_plan("CPPO", 0.3, 0.34)
-    learning.refuse_outside_of_the_plan("GRPO", 0.3, 0.36)
+            study(start, end).rate("GRPO")
+    assert study(0.3, 0.34).rate("CPPO, P=0.875") == study(0.3, 0.36).rate("GRPO")
+    # a model that is given may know less; it must learn all the same
+    study(0.1, 0.16, "DIR").rate("GRPO")
+    with pytest.raises(UserError, match="gains 0.04"):
+        study(0.1, 0.14, "DIR").rate("GRPO")
 
 
 def test_longer_sums_have_thoughts_of_the_length_that_the_plan_says():

@@ -16,9 +16,9 @@ from algorithms import resolve
 from batches import cut_into_minibatches
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy, completion_mask
-from engine.model.networks import Networks, add_masters, add_optimizer, first_critic, frozen
+from engine.model.networks import Networks, add_optimizer
+from engine.model.networks import networks_around as without_optimizer
 from engine.model.pace import PACES
-from engine.model.sampler import Sampler
 from grpo import token_logprobs
 from records import FIRST, Batch, Rollout
 from tests.helpers.examples import named
@@ -130,14 +130,11 @@ def updated(model, optimizer, minibatches, algorithm, *, critic=None, limits=Non
 
 
 def networks_around(policy, tokenizer, *, lr, beta=0.0, critic=False, reference=None):
-    """The Networks of a policy that is in memory."""
-    networks = Networks(policy, tokenizer)
-    if critic:
-        networks.critic = first_critic(policy)
-    add_masters(networks)
-    if beta:
-        networks.reference = reference or frozen(policy)
-    networks.sampler = Sampler(policy.model, tokenizer)
+    """The Networks of a policy that is in memory, with an optimizer."""
+    copies = beta != 0 and reference is None
+    networks = without_optimizer(policy, tokenizer, critic, copies)
+    if beta and reference:
+        networks.reference = reference
     add_optimizer(networks, SimpleNamespace(lr=lr), critic_lr=lr)
     return networks
 
