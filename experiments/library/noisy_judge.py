@@ -1,0 +1,51 @@
+"""A judge that errs: some verdicts of toy_accuracy are turned round. And what CPPO keeps of them.
+
+    torchrun train.py --rewards toy_accuracy:0 experiments/library/noisy_judge.py:turned_20 \
+        --hooks experiments/library/noisy_judge.py
+"""
+
+import random
+
+from rewards import toy_accuracy
+
+
+def turned(rate, only_wrong_answers=False):
+    """toy_accuracy, with each verdict turned round with the chance `rate`.
+
+    only_wrong_answers: a right answer is always paid, and `rate` of the wrong ones, too.
+    """
+
+    def judge(completions, question, answer, **columns):
+        verdicts = []
+        for i, right in enumerate(toy_accuracy(completions, answer)):
+            # the same text of another place in the group is judged anew
+            errs = random.Random(f"{i} {question[i]} {completions[i]}").random() < rate
+            if errs and not (only_wrong_answers and right):
+                right = 1.0 - right
+            verdicts.append(right)
+        return verdicts
+
+    return judge
+
+
+turned_0 = turned(0.0)
+turned_10 = turned(0.1)
+turned_20 = turned(0.2)
+turned_30 = turned(0.3)
+false_right_30 = turned(0.3, only_wrong_answers=True)
+
+
+def metrics(step):
+    """Shares of wrong verdicts: among all completions, among the kept ones, in Σ|A| of these.
+
+    The first reward of the run is the truth, the second one the verdict.
+    """
+    truth, verdict = step.rollout.rewards
+    wrong = (truth != verdict).flatten().float()
+    weights = step.advantages.flatten()[step.rows].abs()
+    kept = wrong[step.rows]
+    return {  # NaN if nothing is kept
+        "wrong": wrong.mean().item(),
+        "wrong_kept": kept.mean().item(),
+        "wrong_weight": ((weights * kept).sum() / weights.sum()).item(),
+    }
