@@ -19,13 +19,14 @@ from engine.model.folders import base_of, resolve_model
 def skeleton(name):
     """The causal language model `name` on the `meta` device.
 
-    name: of shapes.json (also with -Instruct or -Base), a folder's, a run's, or the hub's.
+    name: of shapes.json (also with -Instruct, -Base or -Coder), a folder's, a run's, or the hub's.
     Raises UserError if its config.json cannot be read.
     """
     import transformers  # takes a second, and `--help` does not need it
 
     published = json.loads(Path(__file__).with_suffix(".json").read_text())
     base = name.removesuffix("-Instruct").removesuffix("-Base")
+    base = base.replace("Qwen2.5-Coder-", "Qwen2.5-")  # has the same shapes
     try:
         if base in published:
             config = transformers.AutoConfig.for_model(**published[base])

@@ -1,6 +1,7 @@
 """`train.py --plan`: what it prints is what the docs show, and its peak is that of real steps."""
 
 import itertools
+import re
 import multiprocessing
 import random
 from dataclasses import replace
@@ -90,6 +91,15 @@ def test_the_memory_in_the_docs_is_that_of_the_plan(
     lines = {line[:14].strip(): line[14:].split() for line in out.splitlines()}
     for name, cells in table(heading).items():
         assert [cell for cell in lines[name] if cell != "0.00"] == cells
+
+
+@pytest.mark.parametrize(
+    "recipe", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_recipe_fits_the_gpus_that_its_first_line_names(recipe, monkeypatch, capsys):
+    devices, memory = re.search(r"for (\d) GPUs? of (\d+) GB", recipe.read_text()).groups()
+    monkeypatch.setattr(ranks, "world_size", lambda: int(devices))
+    out, code = told(["--plan", memory, "--recipe", recipe], capsys)
+    assert code == 0 and "It fits" in out
 
 
 def test_what_the_docs_show_is_printed(capsys):
