@@ -32,24 +32,36 @@ def classifier():
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
 
 
+def as_read(tokenizer, question, completion):
+    """What the model reads of one answer.
+
+    With a chat template it is a chat. Encoders (BERT, DeBERTa) have a separator: they read a pair,
+    [CLS] question [SEP] completion [SEP]. Other models read one text.
+    """
+    if tokenizer.chat_template is not None:
+        turns = [{"role": "user", "content": question}]
+        turns.append({"role": "assistant", "content": completion})
+        return tokenizer.apply_chat_template(turns, tokenize=False)
+    if tokenizer.sep_token is not None:
+        return question, completion
+    return question + completion
+
+
+def scores_of(model, tokenizer, answers):
+    """The logit of each answer, (N,). answers: N of `as_read`."""
+    inputs = tokenizer(
+        answers, padding=True, add_special_tokens=tokenizer.chat_template is None,
+        truncation=tokenizer.model_max_length < 10**6, return_tensors="pt")
+    return model(**inputs.to(model.device)).logits[:, 0]
+
+
 @torch.no_grad()
 def judged(completions, question, **columns):
-    """The logit of each completion. question: N texts.
-
-    If the tokenizer has a chat template, the model reads question and completion as a chat; else
-    one after the other.
-    """
+    """The logit of each completion. question: N texts."""
     model, tokenizer = classifier()
-    chat = tokenizer.chat_template is not None
-    texts = []
-    for asked, answered in zip(question, completions, strict=True):
-        turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
-        text = tokenizer.apply_chat_template(turns, tokenize=False) if chat else asked + answered
-        texts.append(text)
+    pairs = zip(question, completions, strict=True)
+    answers = [as_read(tokenizer, asked, answered) for asked, answered in pairs]
     scores = []
-    for start in range(0, len(texts), BATCH_SIZE):
-        inputs = tokenizer(
-            texts[start : start + BATCH_SIZE], padding=True, add_special_tokens=not chat,
-            truncation=tokenizer.model_max_length < 10**6, return_tensors="pt")
-        scores += model(**inputs.to(model.device)).logits[:, 0].tolist()
+    for start in range(0, len(answers), BATCH_SIZE):
+        scores += scores_of(model, tokenizer, answers[start : start + BATCH_SIZE]).tolist()
     return scores

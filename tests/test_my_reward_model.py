@@ -1,14 +1,25 @@
 """examples/my_reward_model.py: a tiny sequence classifier as the judge."""
 
+import json
+import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForSequenceClassification
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertTokenizer,
+    Qwen2Config,
+    Qwen2ForSequenceClassification,
+)
 
 from experiments.library import toy_model
+from tasks import toy
 
 pytestmark = pytest.mark.slow
 
@@ -76,6 +87,54 @@ def test_a_score_is_that_of_the_last_token_whatever_else_is_in_the_batch(
     texts = [text.format(*x) for x in zip(QUESTIONS, COMPLETIONS)]
     assert scores == by_hand(judge, texts * 4)
     assert judge.model.dtype == torch.float32 and not judge.model.training
+
+
+def test_an_encoder_reads_a_pair(load, tmp_path):
+    """[CLS] question [SEP] answer [SEP], each half with its own type, as its training had it."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"0123456789+-=?"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    tokenizer = BertTokenizer(str(tmp_path / "vocab.txt"))
+    torch.manual_seed(0)
+    BertForSequenceClassification(BertConfig(
+        vocab_size=len(words), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=64, num_labels=1, initializer_range=0.5)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    judge = load(tmp_path)
+    [found, _] = judge.judged(["1 2", "3"], question=["3 + 4 = ?", "1"])
+    cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
+    asked, answered = (tokenizer(text, add_special_tokens=False)["input_ids"]
+                       for text in ("3 + 4 = ?", "1 2"))
+    tokens = torch.tensor([[cls, *asked, sep, *answered, sep]])
+    types = torch.tensor([[0] * (len(asked) + 2) + [1] * (len(answered) + 1)])
+    with torch.no_grad():
+        expected = judge.model(tokens, token_type_ids=types).logits.item()
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("mark, says", [
+    (lambda good, bad: [{"chosen": good, "rejected": bad}], r"right order: (100|9\d)%"),
+    (lambda good, bad: [{"completion": good, "stars": 5}, {"completion": bad, "stars": 1}],
+     r"off by 0\.\d\d stars"),
+])
+def test_a_reward_model_learns_what_people_prefer(mark, says, load, tmp_path):
+    """People prefer thoughts. So does the model that has learned from their marks."""
+    rows = []
+    for i in range(160):
+        row = toy.question(i)
+        answer = f"<answer>{row['answer']}</answer>"
+        for marked in mark(f"<think>{row['thoughts']}</think>\n{answer}", answer):
+            rows.append(json.dumps({"question": row["question"]} | marked))
+    (tmp_path / "marks.jsonl").write_text("\n".join(rows))
+    words = f"--model {toy.BASE} --marks {tmp_path}/marks.jsonl --output {tmp_path}/judge"
+    program = [sys.executable, EXAMPLE.with_name("train_reward_model.py"), *words.split()]
+    program += ["--lr", "1e-3", "--epochs", "4"]
+    done = subprocess.run(program, capture_output=True, text=True)
+    assert re.search(says, done.stdout), done.stderr
+    judge = load(tmp_path / "judge")
+    new = toy.question(0, "test")
+    thought = f"<think>{new['thoughts']}</think>\n<answer>{new['answer']}</answer>"
+    high, low = judge.judged([thought, "<answer>3</answer>"], question=[new["question"]] * 2)
+    assert high > low + 1
 
 
 def test_a_model_of_several_labels_or_without_a_head_is_refused(load, tmp_path):

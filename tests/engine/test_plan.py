@@ -1,9 +1,9 @@
 """`train.py --plan`: what it prints is what the docs show, and its peak is that of real steps."""
 
 import itertools
-import re
 import multiprocessing
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
