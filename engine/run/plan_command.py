@@ -37,6 +37,9 @@ def print_plan(options, notes, argv):
     if not uses_ours(options.sampler):
         note(f"note: --sampler {options.sampler} is counted as if it were the project's own. "
              "Memory that it keeps during the update is not counted.")
+    if any(".py:" in word for word in options.rewards):
+        note("note: if a reward of your own asks a model, add 2 bytes for each of its parameters, "
+             "or 4 in float32.")
     for sentence in notes:
         note(f"note: {sentence}")
     room = f"a device has {USABLE * p.device / GB:.1f} GB for the peak."
