@@ -244,6 +244,8 @@ TABLES["ppo"] = Table(
 methods = {name: own(name, max_new_tokens=72) for name in ("grpo", "gfpo")}
 methods["gfpo, efficiency"] = own("gfpo", keep="efficiency", max_new_tokens=72)
 methods["gfpo_adaptive"] = own("gfpo_adaptive", max_new_tokens=72)
+# DAPO's penalty, from 36 tokens on
+methods["grpo, overlong penalty"] = own("grpo", max_new_tokens=72, overlong_cache=36)
 TABLES["length"] = Table(
     "GFPO and a long-winded base model", 1024, methods,
     {"greedy": "All are as accurate: greedy …", "sampled": "… and sampled",
