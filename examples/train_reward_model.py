@@ -2,7 +2,7 @@
 
     python examples/train_reward_model.py --model MODEL --marks marks.jsonl --output judge
     export REWARD_MODEL=judge
-    torchrun train.py --dataset FILE --rewards examples/my_reward_model.py:judged
+    torchrun train.py --dataset questions.jsonl --rewards examples/my_reward_model.py:judged
 
 A row of marks.jsonl is {"question": …, "chosen": …, "rejected": …}: a person has compared two
 answers. Or it is {"question": …, "completion": …, "stars": 1 … 5}: a person has marked one answer.
@@ -12,6 +12,7 @@ MODEL may be a causal model or an encoder (BERT, DeBERTa). A tenth of the marks 
 import argparse
 import json
 import random
+import sys
 from pathlib import Path
 
 import torch
@@ -44,13 +45,13 @@ def errors_of(model, tokenizer, rows):
     return score("rejected") - score("chosen")
 
 
-def main():
+def main(argv):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name in ("--model", "--marks", "--output"):
         parser.add_argument(name, required=True)
     parser.add_argument("--lr", type=float, default=1e-5)
     parser.add_argument("--epochs", type=int, default=1)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     rows = read_marks(options.marks)
     held_out, rows = rows[: len(rows) // 10], rows[len(rows) // 10 :]
     torch.manual_seed(1)
@@ -81,4 +82,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
