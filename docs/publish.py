@@ -2,6 +2,10 @@
 nothing from a network: formulas become MathML.
 
     python docs/publish.py FOLDER
+    python docs/publish.py --address https://github.com/OWNER/NAME
+
+The second command writes the address of the repository and of its published pages into all pages.
+.github/workflows/pages.yml does this at the first push.
 
 A link to a page leads to its HTML, and a picture is copied. Any other link leads to a file of the
 project: on GitHub if GITHUB_REPOSITORY (OWNER/NAME) is set, as .github/workflows/pages.yml does,
@@ -26,23 +30,51 @@ ROOT = Path(__file__).resolve().parents[1]
 FIRST = "docs/you.html"  # the site's first page
 CHINESE = "docs/zh/home.md"  # README.md in Chinese
 
-# the line at the top of every page: {language: {what it says: where it leads}}
+PLACEHOLDER = "https://github.com/OWNER/NAME"
+# how a page leads to the pages to play with, before and after the address is known
+PLAY = {
+    "README.md": (
+        "[published pages](../../deployments) → github-pages → View deployment**, or open "
+        "`docs/you.html` in your clone",
+        "[you are the reward]({site}/you.html)** · [watch two learn]({site}/live.html)"),
+    CHINESE: (
+        "[发布的网页](../../../../deployments) → github-pages → View deployment**，"
+        "或者在克隆里打开 `docs/you.html`",
+        "[你就是奖励]({site}/you.html#lang=zh)** · [看两个模型学习]({site}/live.html#lang=zh)"),
+}
+
+# the line at the top of every page: {language: {what it says: where it leads}}. A heading of the
+# start page is marked on the pages that it links
 BARS = {
     "en": {
-        "play": FIRST, "learn": "docs/README.md#learn", "believe": "docs/README.md#believe",
-        "use": "docs/README.md#use", "compare": "docs/README.md#compare",
-        "teach": "docs/README.md#teach", "code": ".",
+        "GRPO & CPPO": "README.md", "Play": FIRST, "Learn": "docs/README.md#learn",
+        "Results": "docs/README.md#results", "Use": "docs/README.md#use",
+        "Relatives": "docs/README.md#relatives", "Teach": "docs/README.md#teach", "Code": ".",
     },
     "zh": {
-        "体验": f"{FIRST}#lang=zh", "学习": "docs/zh/README.md#学习",
-        "验证": "docs/zh/README.md#验证", "使用": "docs/zh/README.md#使用",
-        "对比": "docs/zh/README.md#对比", "教学": "docs/zh/README.md#教学",
-        "代码": ".",
+        "GRPO & CPPO": CHINESE, "体验": f"{FIRST}#lang=zh", "学习": "docs/zh/README.md#学习",
+        "结果": "docs/zh/README.md#结果", "使用": "docs/zh/README.md#使用",
+        "同类算法": "docs/zh/README.md#同类算法", "教学": "docs/zh/README.md#教学", "代码": ".",
     },
 }  # fmt: skip
+# what a preview says of a page; of any other page its first paragraph
+ABOUT = {
+    "README.md": "GRPO and CPPO, to read, to run and to copy: each formula stands above its line "
+                 "of code, and each figure has its command.",
+    CHINESE: "GRPO 与 CPPO：读得懂，跑得起来。每条公式写在对应代码的上方，"
+             "每个数字旁边都有它的命令。",
+    "docs/you.html": "You are the only teacher of a small language model. Click the answers that "
+                     "you like, and it learns your taste, in your browser.",
+    "docs/live.html": "Two small language models learn to think in your browser, one by GRPO, one "
+                      "by CPPO. Which one is right first?",
+    "docs/step.html": "The way through the CPPO paper: each equation, its line of code, and its "
+                      "number for each token of a real step.",
+}
 BAR_STYLE = """<style>
 .bar { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 0 0 8px; font-size: 15px; }
 .bar a { color: inherit; }
+.bar a:first-child, .bar [aria-current] { font-weight: bold; }
+.bar [aria-current] { text-decoration: none; }
 :root[lang=zh] .bar[lang=en], :root:not([lang=zh]) .bar[lang=zh] { display: none; }
 </style>
 """
@@ -120,6 +152,9 @@ def text_of(source):
         exporter = HTMLExporter(template_name="basic", exclude_anchor_links=True)
         body, _ = exporter.from_filename(ROOT / source)
     else:
+        before, after = PLAY.get(source, ("", ""))
+        if before:  # the site itself has these pages
+            text = text.replace(before, after.format(site=relpath("docs", dirname(source) or ".")))
         body = from_markdown(text)
     return PAGE.format(
         lang="zh" if is_chinese(source) else "en",
@@ -198,9 +233,46 @@ def bar(source):
             own = links | {"English" if is_chinese(source) else "中文": other_language(source)}
         else:
             continue
-        words = "".join(f'<a href="{top}/{page}">{name}</a>' for name, page in own.items())
+        words = ""
+        for name, page in own.items():
+            here = ' aria-current="page"' if name == heading_of(source, language) else ""
+            words += f'<a href="{top}/{page}"{here}>{html.escape(name)}</a>'
         made += f'<nav class="bar" lang="{language}">{words}</nav>\n'
     return made
+
+
+def heading_of(source, language):
+    """The heading of the start page under which a page is linked first; None: under no heading."""
+    start = "docs/zh/README.md" if language == "zh" else "docs/README.md"
+    heading = None
+    for line in (ROOT / start).read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            heading = line.removeprefix("## ")
+        for link in re.findall(r"\]\(([^)#]*)", line):
+            if normpath(join(dirname(start), link)) == source:
+                return heading
+    return None
+
+
+def preview(source, text):
+    """What others show of a page where it is linked."""
+    title = re.search(r"<title>([^<]*)", text)[1]
+    paragraphs = re.findall(r"<p>(.*?)</p>", text, re.DOTALL)
+    # not a line of links
+    first = next((words for words in paragraphs if len(words.split()) > 12), title)
+    about = html.unescape(re.sub(r"<.*?>", "", ABOUT.get(source, first)))
+    about = " ".join(about.split())
+    if len(about) > 200:
+        about = about[:199] + "…"
+    picture = "card.png"
+    if repository := os.environ.get("GITHUB_REPOSITORY"):
+        owner, name = repository.split("/")
+        picture = f"https://{owner.lower()}.github.io/{name}/card.png"
+    facts = {"og:title": title, "og:description": about, "og:image": picture, "og:type": "website"}
+    tags = [f'<meta name="description" content="{html.escape(about)}">']
+    tags += [f'<meta property="{name}" content="{html.escape(html.unescape(words))}">'
+             for name, words in facts.items()]
+    return "\n".join(tags) + "\n"
 
 
 def address(link, source, folder):
@@ -235,23 +307,52 @@ def publish(source, folder):
     text = text_of(source)
     if repository := os.environ.get("GITHUB_REPOSITORY"):
         text = text.replace("github.com/OWNER/NAME", f"github.com/{repository}")
-    text = text.replace("</head>", f"{BAR_STYLE}</head>", 1)
+    text = text.replace("</head>", f"{preview(source, text)}{BAR_STYLE}</head>", 1)
     text = text.replace("<body>", f"<body>\n{bar(source)}", 1)
     file = folder / PAGES[source]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(re.sub(r'\b(href|src)="([^"]*)"', led, text), encoding="utf-8")
 
 
+def write_address(address, root=ROOT):
+    """Write the repository's address into the pages, in place of PLACEHOLDER. Links to the pages to
+    play with then lead to the published ones, because a code host shows the source of a file."""
+    if not (found := re.fullmatch(r"https://github\.com/([\w-]+)/([\w.-]+?)/?", address)):
+        raise SystemExit(f"{address}: write it as {PLACEHOLDER}.")
+    if PLACEHOLDER not in (root / "pyproject.toml").read_text(encoding="utf-8"):
+        raise SystemExit("pyproject.toml has its address already: nothing was changed.")
+    owner, name = found.groups()
+    site = f"https://{owner.lower()}.github.io/{name}"
+    names = [page for page in PAGES if page.endswith(".md")]
+    for source in [*names, "pyproject.toml", "CITATION.cff"]:
+        text = (root / source).read_text(encoding="utf-8")
+        text = text.replace(PLACEHOLDER, f"https://github.com/{owner}/{name}")
+        before, after = PLAY.get(source, ("", ""))
+        assert before in text, source
+        if before:
+            text = text.replace(before, after.format(site=site))
+        text = re.sub(r"\]\((docs/|\.\./)?(you|live|step)\.html", rf"]({site}/\2.html", text)
+        (root / source).write_text(text, encoding="utf-8")
+
+
 def build(folder):
     for source in PAGES:
         publish(source, folder)
     shutil.copy(folder / PAGES[FIRST], folder / "index.html")
+    shutil.copy(ROOT / "docs/card.png", folder)
 
 
 def main(argv):
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path, help="where the site is built")
-    folder = parser.parse_args(argv).folder
+    parser.add_argument("folder", type=Path, nargs="?", help="where the site is built")
+    parser.add_argument("--address", help=f"of the repository: {PLACEHOLDER}")
+    options = parser.parse_args(argv)
+    if options.address:
+        write_address(options.address)
+        print("The address is written into the pages.")
+        return
+    if not (folder := options.folder):
+        parser.error("name the folder of the site, or --address.")
     build(folder)
     print(f"{len(PAGES)} pages. Open {folder / 'index.html'} in a browser.")
 

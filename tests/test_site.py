@@ -11,6 +11,8 @@ from urllib.parse import unquote, urldefrag, urljoin, urlparse
 
 import pytest
 
+from docs import publish
+
 ROOT = Path(__file__).parent.parent
 PROJECT = "https://github.com/owner/name"
 MADE_BY_HAND = {"index.html", "you.html", "live.html", "step.html"}  # after # come settings
@@ -43,5 +45,29 @@ def test_every_page_leads_home_and_has_no_dead_link(tmp_path):
             check_link(urljoin(path.as_uri(), unescape(link)), site)
         bars = re.findall(r'<nav class="bar".*?</nav>', page)
         assert bars and all("you.html" in bar for bar in bars), path
+        assert '<meta property="og:image" content="https://owner.github.io/name/card.png">' in page
+        assert len(re.search('<meta name="description" content="([^"]*)"', page)[1]) > 5, path
         for picture in re.findall(r'<(?:img|script|link)\b[^>]*? (?:src|href)="([^"]+)"', page):
             assert picture.startswith("data:") or (path.parent / picture).is_file(), path
+
+
+def test_one_command_writes_the_address_into_all_pages(tmp_path):
+    """A page to play with is then named by its published address: a code host shows its source."""
+    if publish.PLACEHOLDER not in (ROOT / "pyproject.toml").read_text():
+        pytest.skip("the address is written already")
+    written = [page for page in publish.PAGES if page.endswith(".md")]
+    for name in [*written, "pyproject.toml", "CITATION.cff"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        text = (ROOT / name).read_text(encoding="utf-8")
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    publish.write_address("https://github.com/Owner/name", tmp_path)
+    for name in written:
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert publish.PLACEHOLDER not in text and "deployments" not in text, name
+        assert not re.search(r"\]\((?!https:)[^)]*(you|live|step)\.html", text), name
+    readme = (tmp_path / "README.md").read_text()
+    assert "[you are the reward](https://owner.github.io/name/you.html)" in readme
+    assert "git clone https://github.com/Owner/name" in readme
+    for address in ("https://github.com/Owner/name", "github.com/Owner"):  # again; no address
+        with pytest.raises(SystemExit):
+            publish.write_address(address, tmp_path)
