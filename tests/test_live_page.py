@@ -135,6 +135,6 @@ def test_the_figures_that_the_page_quotes_are_measured():
         for measured in json.loads((results / "claims.json").read_text())["advantage"])
     assert f"gradients is {later[0]:.2f})" in page and f"half ({start[0]:.2f})" in page
     # a mean over 2 of 16 completions counts each of them 8 times as much
-    assert f"point {8 * later[1]:.1f} and {8 * start[1]:.1f} times as far" in page
+    assert f"gradients are {8 * later[1]:.1f} and {8 * start[1]:.1f} times as long" in page
     assert "GRPO takes 24.3 s to the dotted line, CPPO 23.8 s" in page
     assert "23.8 and 24.3 s on average" in (results / "browser.md").read_text()

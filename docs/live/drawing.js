@@ -50,14 +50,11 @@ function draw_colors() {
 function draw_rivals() {
   const rival = ({ settings }, i) => {
     const { questions_per_step: Q, group_size: G, lr } = settings;
-    const other = lanes[1 - i].settings;
     const trained = [k_of(settings), G];
     const step = Q === 1 ? say`1 question a step` : say`${Q} questions a step`;
     const line = say`${step}, trains on ${trained[0]} of ${trained[1]}, rate ${lr}`;
-    const larger = Q > other.questions_per_step && lr > other.lr;
-    const why = larger ? say`(it averages ${Q} questions, so it can take larger steps)` : "";
     const title = `<h3 class="name${i}"><i class="lane${i}"></i>${title_of(lanes[i])}</h3>`;
-    return `<div>${title}${line} ${why}</div>`;
+    return `<div>${title}${line}</div>`;
   };
   $("rivals").innerHTML = lanes.map(rival).join("");
   const same = lanes[0].settings.lr === lanes[1].settings.lr;
