@@ -1,6 +1,7 @@
 """The commands that a run prints work as they are, and measure what the run has measured."""
 
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -12,7 +13,7 @@ import train
 from engine.base.errors import UserError
 from engine.run.command_line import given
 from engine.run.config import Config, compared, config_of
-from engine.run.folder import keep_options, options_for_eval
+from engine.run.folder import earlier_run, keep_options, options_for_eval
 from tests.helpers.runs import ROOT, run, sums, written
 from tests.test_train import stop_after
 from tools import compare
@@ -66,6 +67,20 @@ def test_the_commands_at_the_end_of_a_run_work_and_measure_the_same(
         assert [float(value) for value in values] == pytest.approx(
             [after[part]["accuracy"] for part in ("greedy", "sampled")], abs=1e-4)
     assert Path("runs/compared.png").is_file()
+
+
+def test_the_earlier_run_is_the_newest_finished_one_with_the_same_questions(tmp_path):
+    contents = {  # (its training data, its test data), from the oldest run to the newest
+        "first": ("a", "b"), "second": ("a", "b"), "training": ("x", "b"), "test": ("a", "x"),
+        "untested": ("a", None), "broken": (1, "b"), "own": ("a", "b")}
+    for age, (name, (data, test)) in enumerate(contents.items()):
+        written(tmp_path / name / "run.json", [{}])
+        written(tmp_path / name / "summary.json", [{} if data == 1 else {"data": data}])
+        if test:
+            written(tmp_path / name / "answers.jsonl", [{"setting": {"data": test}}])
+        os.utime(tmp_path / name / "summary.json", (age, age))
+    assert earlier_run(tmp_path / "own") == tmp_path / "second"
+    assert earlier_run(tmp_path / "test") is None
 
 
 COUNTERPARTS = {  # of a run with these words: the words of the other one

@@ -63,7 +63,8 @@ def test_the_speed_beside_grpo_with_mini_batches_is_the_median_of_the_ratios_of_
     grpo, *others = [row["seconds"]["values"] for row in table["rows"]
                      if row["name"].endswith("4 mini-batches")]
     a, b, c, d = (f"{median(x / y for x, y in zip(grpo, own)):.1f}" for own in others)
-    said = {"results.md": f"{a}, {b}, {c} and {d} times", "zh/results.md": f"{a}、{b}、{c} 和 {d} 倍"}
+    said = {"results.md": f"{a}, {b}, {c} and {d} times",
+            "zh/results.md": f"{a}、{b}、{c} 和 {d} 倍"}
     for page, words in said.items():
         assert words in (ROOT / "docs" / page).read_text(encoding="utf-8")
 
