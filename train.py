@@ -134,16 +134,16 @@ def train(config, algorithm, device, rows, notes):
         return interrupt.tell(state.step, run.steps, folder)
     if run.went_too_far:
         notes.append(run.go_back())
-    after = evaluate(run, "evaluation after", run.test)
+    after = evaluate(run, "evaluation after", run.test, path=logs.begin_answers(run))
     logs.finish(algorithm, run, after, notes)
     return 0
 
 
-def evaluate(run, label, questions, samples=1):
-    """The scores of the policy on questions; {} if there are none."""
+def evaluate(run, label, questions, samples=1, path=None):
+    """The scores of the policy on questions; {} if there are none. path: where its answers go."""
     networks = run.networks
     return examine(networks.sampler, networks.tokenizer, questions, run.is_right,
-                   run.config.sampling, samples=samples, seed=run.seed, label=label)
+                   run.config.sampling, samples=samples, seed=run.seed, label=label, path=path)
 
 
 def greedy_answer(run, i):

@@ -4,7 +4,8 @@
     python experiments/learning.py --size cpu          on a CPU: a smaller model, an hour or two
     python experiments/learning.py --others            also three more methods
     python experiments/learning.py --part base         only the base model; then pilot, then runs
-    python experiments/learning.py --model DIR         SmolLM2-135M-Instruct on `arithmetic`
+    python experiments/learning.py --model DIR         SmolLM2-135M-Instruct on `arithmetic`;
+                                                       library/get_smollm2.py makes DIR
     python experiments/learning.py --size quick        all of it in a minute, with a tiny model
 
 The task is the toy's with longer sums (tasks/toy.py). results/learning_plan.md was written before

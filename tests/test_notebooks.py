@@ -71,4 +71,4 @@ def test_the_lab_runs_alone_in_an_empty_folder(tmp_path, monkeypatch):
             cell.source = cell.source.replace(long, short)
     resources = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
-    assert (tmp_path / "grpo-cppo/runs/lab.png").is_file()
+    assert (tmp_path / "grpo-cppo/runs/compared.png").is_file()

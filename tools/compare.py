@@ -1,13 +1,18 @@
-"""Judge what another program has sampled, or compare two evaluations.
+"""Compare runs or evaluations, or judge what another program has sampled.
 
-    python tools/compare.py completions.jsonl --judge math_accuracy
+    python tools/compare.py runs/toy-cppo-1 runs/toy-grpo-1
     python tools/compare.py A/eval-gsm8k.jsonl B/eval-gsm8k.jsonl
+    python tools/compare.py completions.jsonl --judge math_accuracy
+
+Runs are named by their folders, and compared with the first one. A table shows their scores on the
+test questions, and the differences, question by question: the mean difference, its 95 % interval,
+and the p of a paired permutation test. The picture compared.png shows their curves, by the clock.
+Runs that differ only in their seed are one line with a band.
+
+Two files of answers that eval.py has written are compared in the same way, without a picture.
 
 One file is judged. Each of its lines holds question, answer, and either completion, a text, or
 completions, a list of texts. The scores are written beside it, into scored-completions.json.
-
-Two files of answers that eval.py has written are compared: the difference of their scores, its 95 %
-interval, and the p of a paired permutation test.
 """
 
 import argparse
@@ -17,10 +22,13 @@ from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
-from engine.base import files
+from engine.base import files, progress
 from engine.base.errors import UserError
 from engine.data.rows import open_file
+from engine.run.checkpoint import has_finished
 from engine.run.command_line import run_program
+from engine.run.folder import ANSWERS, options_of
+from engine.run.metrics import AXES
 from engine.scoring.score import load_rewards, reward_columns, score
 from eval import answer_of, read_answers, report
 from scores import group_by_question, mean_value, paired, summarize, verdict
@@ -81,33 +89,119 @@ def compare(paths):
     (setting, first), (other, second) = map(read_answers, paths)
     print(f"{setting['model']}: {paths[0]}")
     print(f"{other['model']}: {paths[1]}")
+    note_other_setting(setting, other)
+    for part in first:
+        if part in second:
+            before = values_of(part, first)
+            after = values_of(part, second)
+            means = f"{fmean(before.values()):.4f} → {fmean(after.values()):.4f}"
+            print(f"{part:8} {means}   {difference(before, after)}, {len(before)} questions")
+
+
+def note_other_setting(setting, other):
+    """Print in what two settings differ."""
     for key in setting:
         one, two = setting[key], other.get(key)
         if one != two and key not in DRAWN:
             print(f"note: not the same {key}: {one!r:.60} and {two!r:.60}.")
-    for part in first:
-        if part in second:
-            compare_part(part, first[part], second[part])
 
 
-def compare_part(part, first, second):
-    """Print the difference between the records of one part of two files."""
-    asked, before = right_answers(first)
-    asked_too, after = right_answers(second)
-    if asked != asked_too:
-        raise UserError(f"the two files do not hold the same questions ({part}): only answers to "
-                        "the same questions can be compared, of evaluations that have ended.")
-    difference, (low, high), p = paired(before, after)
-    means = f"{fmean(before):.4f} → {fmean(after):.4f}"
-    interval = f"[{low:+.4f}, {high:+.4f}]"
-    print(f"{part:8} {means}   {difference:+.4f} {interval}, p = {p:.4f}, {len(asked)} questions")
+def values_of(part, answers):
+    """{(number, question): the share of right answers to it} in one part of a file of answers."""
+    groups = group_by_question(answers[part])
+    return {(group[0]["index"], group[0]["question"]): mean_value(group, "correct")
+            for group in groups}
 
 
-def right_answers(records):
-    """(the questions, the share of right answers to each)."""
-    groups = group_by_question(records)
-    questions = [group[0]["question"] for group in groups]
-    return questions, [mean_value(group, "correct") for group in groups]
+def difference(before, after):
+    """The difference between what two models answer, in words. before, after: of `values_of`."""
+    if before.keys() != after.keys():
+        raise UserError("these are not answers to the same questions: only answers to the same "
+                        "questions can be compared, of evaluations that have ended.")
+    mean, (low, high), p = paired([*before.values()], [*after.values()])
+    return f"{mean:+.4f} [{low:+.4f}, {high:+.4f}], p = {p:.4f}"
+
+
+# --- runs ---
+
+PICTURE = "compared.png"
+
+
+def compare_runs(folders, x, output_dir):
+    """Print what the runs in these folders have learned and used, and draw their curves.
+
+    x: what stands below the curves, of AXES. output_dir: where the picture goes; None: into the
+    folder that holds the first run.
+    """
+    lines = {folder: lines_of_run(folder) for folder in folders}
+    show_scores(folders)
+    for column, title in AXES.values():
+        sums = {folder: sum(row[column] for row in rows) for folder, rows in lines.items()}
+        ratios = {folder: f"{sums[folder] / sums[folders[0]]:.2f} times" for folder in folders[1:]}
+        show(title, {folder: f"{total:,.1f}".removesuffix(".0") for folder, total in sums.items()},
+             ratios)
+    from engine.run.curves import curves_of_runs  # matplotlib takes half a second to import
+
+    output_dir = Path(output_dir or Path(folders[0]).parent)
+    with files.writing_into(output_dir):
+        curves_of_runs(by_seed(lines), x, output_dir / PICTURE)
+    print(f"written: {output_dir / PICTURE}")
+
+
+def lines_of_run(folder):
+    """The lines of metrics.jsonl of a run."""
+    lines = files.read(Path(folder, "metrics.jsonl"))
+    if not lines or not Path(folder, "run.json").is_file():
+        raise UserError(f"{folder} holds no run with at least one step: name another folder. To "
+                        "compare two evaluations, name their files, eval-NAME.jsonl.")
+    return lines
+
+
+def show_scores(folders):
+    """Print the scores of runs on their test questions, and the differences from the first run."""
+    tested = [folder for folder in folders
+              if has_finished(folder) and Path(folder, ANSWERS).is_file()]
+    for folder in folders:
+        if folder not in tested:
+            print(f"note: {folder} holds no answers to test questions: it has not ended, or it "
+                  "evaluates nothing.")
+    if not tested:
+        return
+    settings, answers = zip(*(read_answers(Path(folder, ANSWERS)) for folder in tested))
+    for setting in settings[1:]:
+        note_other_setting(settings[0], setting)
+    for part in ("greedy", "sampled"):
+        values = [values_of(part, own) for own in answers]
+        if part == "greedy":
+            print(f"{len(values[0])} test questions; the difference from the first run, its 95 % "
+                  "interval, and p of a paired test")
+        means = {folder: f"{fmean(own.values()):.4f}" for folder, own in zip(tested, values)}
+        differences = {folder: difference(values[0], own)
+                       for folder, own in zip(tested[1:], values[1:])}
+        show(f"{part} accuracy", means, differences)
+
+
+def show(title, values, changes):
+    """Print a line for each run. values, changes: {folder: text}."""
+    width = max(map(len, values))
+    for folder, value in values.items():
+        print(f"{title:20} {folder:{width}} {value:>9}  {changes.get(folder, '')}".rstrip())
+        title = ""
+
+
+def by_seed(lines):
+    """{name: (algorithm, [lines of a run, for each seed])}: the runs of each group differ only in
+    their seed. lines: {folder of a run: its lines}."""
+    groups = {}
+    for folder in lines:
+        same = options_of(folder) | dict.fromkeys(("seed", "output_dir", "resume", "recipe"))
+        groups.setdefault(str(same), []).append(folder)
+    named = {}
+    for first, *others in groups.values():
+        name = f"{first} and {progress.count(len(others), 'other seed')}" if others else first
+        runs = [lines[folder] for folder in (first, *others)]
+        named[name] = options_of(first)["algorithm"], runs
+    return named
 
 
 # --- the program ---
@@ -116,8 +210,11 @@ def right_answers(records):
 def main(argv):
     parser = argparse.ArgumentParser()
     parser.add_argument(
-        "paths", nargs="+", metavar="FILE",
-        help="one file of completions, to judge them; or two files of answers, to compare them")
+        "paths", nargs="+", metavar="PATH",
+        help="folders of runs, or two files of answers, to compare them; or one file of "
+        "completions, to judge them")
+    parser.add_argument(
+        "--x", choices=AXES, help="what stands below the curves of runs (default: seconds)")
     parser.add_argument(
         "--judge", metavar="REWARD",
         help="the reward by which a completion is right, above 0, as in train.py's --rewards "
@@ -127,22 +224,40 @@ def main(argv):
         help="question=NAME answer=NAME, or one of the two, of one file: as in train.py")
     parser.add_argument(
         "--output_dir", metavar="FOLDER",
-        help="where the scores of one file go (default: the folder of the file)")
+        help="where the scores of one file go (default: the folder of the file), or the picture of "
+        "runs (default: the folder that holds the first run)")
     options = parser.parse_intermixed_args(argv)
-    for path in options.paths:
-        if not Path(path).is_file():
-            raise UserError(f"the file {path} does not exist: name a .jsonl file of question, "
-                            "answer, and completion or completions, or two files of answers.")
-    if len(options.paths) == 1:
-        judge = options.judge or "gsm8k_accuracy"
-        return judge_file(options.paths[0], judge, options.columns, options.output_dir)
-    if len(options.paths) > 2:
+    paths = options.paths
+    refuse_what_does_not_fit(options, runs=any(Path(path).is_dir() for path in paths))
+    if Path(paths[0]).is_dir():
+        return compare_runs(paths, options.x or "seconds", options.output_dir)
+    if len(paths) == 2:
+        return compare(paths)
+    judge = options.judge or "gsm8k_accuracy"
+    return judge_file(paths[0], judge, options.columns, options.output_dir)
+
+
+def refuse_what_does_not_fit(options, runs):
+    """Refuse paths and options that have no meaning together. runs: whether a path is a folder."""
+    paths = options.paths
+    for path in paths:
+        if not Path(path).exists():
+            raise UserError(f"{path} does not exist: name the folders of two runs; or a .jsonl "
+                            "file of question, answer, and completion or completions; or two files "
+                            "of answers.")
+    if runs and (len(paths) == 1 or not all(Path(path).is_dir() for path in paths)):
+        raise UserError("a folder of a run is compared with those of other runs: name two folders "
+                        "or more, and no files.")
+    if len(paths) > 2 and not runs:
         raise UserError("these are more than two files: name one to judge it, or two to compare "
                         "them.")
-    if options.judge or options.columns or options.output_dir:
-        raise UserError("--judge, --columns and --output_dir have no effect with two files: the "
-                        "answers are judged already, and nothing is written.")
-    compare(options.paths)
+    if len(paths) > 1 and (options.judge or options.columns):
+        raise UserError("--judge and --columns have no effect here: the answers are judged "
+                        "already.")
+    if options.x and not runs:
+        raise UserError("--x has no effect with files: only the curves of runs are drawn.")
+    if len(paths) == 2 and not runs and options.output_dir:
+        raise UserError("--output_dir has no effect with two files: nothing is written.")
 
 
 if __name__ == "__main__":

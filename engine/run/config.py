@@ -33,6 +33,8 @@ from tasks.table import task_of
 
 # what two runs do not share that are compared: how they prune, and where they are
 NOT_COMPARED = ("algorithm", "keep", "pruning_rate", "allocation", "output_dir", "resume", "recipe")
+# what changes the time of both runs alike, or not at all
+SAME_PACE = {"seed", "epochs", "output_dir", "resume", "recipe"}
 
 
 @dataclass
@@ -135,17 +137,45 @@ def config_of(chosen):
     return config, algorithm
 
 
-def compared(config, algorithm):
-    """The command of the same run with another algorithm; None if that refuses its options."""
-    options = flat(config)
-    chosen = {"algorithm": algorithm, "dataset": options["dataset"]}
-    usual = layers(chosen | {"algorithm": options["algorithm"]})
-    for name, value in options.items():
-        if value != usual[name] and name not in NOT_COMPARED:
-            chosen[name] = value
+def compared(config):
+    """Lines: the command of the run with which this one is compared, and how long that one takes,
+    if this is known. [] if the other run refuses an option of this one."""
+    options, chosen = flat(config), counterpart(config.row)
+    chosen["dataset"] = options["dataset"]
+    usual = layers({"algorithm": options["algorithm"], "dataset": options["dataset"]})
+    changed = {name: value for name, value in options.items() if value != usual[name]}
+    chosen |= {name: value for name, value in changed.items() if name not in NOT_COMPARED}
     with suppress(UserError):
         config_of(chosen)
-        return command(chosen)
+        takes = [pace(config, chosen["algorithm"])] if changed.keys() <= SAME_PACE else []
+        return [command(chosen), *filter(None, takes)]
+    return []
+
+
+def pace(config, other):
+    """How long the other algorithm takes, both with their usual options. "" if this is unknown."""
+    times, both = task_of(config.data.dataset).grpo_takes, (config.row.algorithm, other)
+    if times and both == ("cppo", "grpo"):
+        return f"It takes about {times:g} times as long as this run."
+    if times and both == ("grpo", "cppo"):
+        return f"It takes about {1 / times:.0%} of the seconds of this run."
+    return ""
+
+
+def counterpart(row):
+    """{option: value} of the run with which a run of these RowOptions is compared. It has the same
+    loss and does not prune. If this run does not prune, the other one prunes as usual; algorithms
+    without pruning are compared with GRPO."""
+    name, of_row = row.algorithm, ALGORITHMS[row.algorithm]
+    if of_row.ks:
+        return {"algorithm": "gfpo", "pruning_rate": 0.0}
+    if name == "cppo" and row.pruning_rate:  # GRPO has the same loss
+        return {"algorithm": "grpo"}
+    if row.pruning_rate and of_row.pruning_rate:
+        return {"algorithm": name, "pruning_rate": 0.0}
+    if row.pruning_rate or of_row.pruning_rate:
+        return {"algorithm": name}
+    return {"algorithm": "cppo" if name == "grpo" else "grpo"}
 
 
 # --- a new run, or one that goes on ---

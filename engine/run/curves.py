@@ -1,14 +1,17 @@
-"""`curves.png`: the picture of a run. The colours of the methods in all pictures of the project."""
+"""`curves.png`: the picture of a run. `compared.png`: that of several runs. The colours of the
+methods in all pictures of the project."""
 
 from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from engine.base import files
-from engine.run.metrics import mean
+from engine.run.metrics import AXES, mean
 
-GRPO, CPPO, FAILS = "#848e9a", "#1d4f8f", "#b1452b"
+GRPO, CPPO, FAILS, INK = "#848e9a", "#1d4f8f", "#b1452b", "#1d2733"
+STYLES = ["-", "--", ":", "-."]  # of lines that have the same colour
 PANELS = {  # metric: title of its panel
     "accuracy": "accuracy of the samples",
     "length": "tokens of a completion",
@@ -49,3 +52,61 @@ def smooth(values):
     """Of each step the mean over the last twentieth of the run, because single steps are noisy."""
     window = max(1, len(values) // 20)
     return [mean(values[max(0, i + 1 - window) : i + 1]) for i in range(len(values))]
+
+
+# --- several runs ---
+
+
+def curves_of_runs(groups, x, path):
+    """Draw the metrics of several runs against what stands below, a row of AXES.
+
+    groups: {name: (algorithm, [rows of metrics.jsonl, for each seed])}. A line shows the mean over
+    a twentieth of the run, and over the seeds. A band shows the range of the seeds.
+    """
+    first_row = next(iter(groups.values()))[1][0][0]
+    titles = PANELS | {name: name for name in first_row if name.startswith("own/")}
+    colours = [colour_of(algorithm) for algorithm, _ in groups.values()]
+    figure = Figure((4.7 * len(titles), 5.2), layout="constrained")
+    lines = {}  # {name of a group: one of its lines}
+    for axis, (metric, title) in zip(figure.subplots(1, len(titles)), titles.items()):
+        for (name, (_, runs)), colour, style in zip(groups.items(), colours, styles(colours)):
+            seeds = [points_of(rows, metric, x) for rows in runs]
+            seeds = [found for found in seeds if found]
+            if seeds:
+                lines[name] = band(axis, seeds, 0, colour, style)
+        axis.set_title(title)
+        axis.set_xlabel(AXES[x][1])
+        axis.grid(alpha=0.3)
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=4)
+    figure.savefig(path, dpi=DPI)
+
+
+def colour_of(algorithm):
+    """GRPO is grey and CPPO is blue, and nothing else is."""
+    if algorithm == "grpo":
+        return GRPO
+    return CPPO if algorithm.startswith("cppo") else INK
+
+
+def styles(colours):
+    """The style of each line: lines of one colour differ in their style."""
+    return [STYLES[colours[:i].count(own) % len(STYLES)] for i, own in enumerate(colours)]
+
+
+def points_of(rows, metric, x):
+    """[(x, a metric's mean over a twentieth of the run)], of the steps that have this metric."""
+    ends = accumulate(row[AXES[x][0]] for row in rows)
+    found = [(end, row[metric]) for end, row in zip(ends, rows) if row.get(metric) is not None]
+    values = [value for _, value in found]
+    return [(end, smoothed) for (end, _), smoothed in zip(found, smooth(values))]
+
+
+def band(axis, lines, column, color, style="-", width=2.5):
+    """The mean over the seeds as a line, their range as a band. Returns the line. lines: of each
+    seed, a list of points (x, …, y). column: which number of a point is x; the last one is y."""
+    seeds = [np.array(sorted((p[column], p[-1]) for p in points)).T for points in lines]
+    ends = np.unique(np.concatenate([xs for xs, _ in seeds]))
+    grid = ends.clip(max(xs[0] for xs, _ in seeds), min(xs[-1] for xs, _ in seeds))
+    values = np.array([np.interp(grid, xs, ys) for xs, ys in seeds])
+    axis.fill_between(grid, values.min(0), values.max(0), color=color, alpha=0.12, linewidth=0)
+    return axis.plot(grid, values.mean(0), color=color, linestyle=style, linewidth=width)[0]

@@ -2,6 +2,7 @@
 
     run.json    the options of the run; a resume writes those with which it goes on
     run.lock    is locked while a job writes the folder, and names the first process of the job
+    answers.jsonl   the answers to the test questions after training, in the form of eval.py
 
 A folder holds a run only if it holds run.json.
 """
@@ -18,9 +19,12 @@ from pathlib import Path
 from engine.base import files, progress, ranks
 from engine.base.errors import UserError
 from engine.model.folders import checkpoints
+from engine.run.checkpoint import SUMMARY
 from engine.run.command_line import flat
 from engine.scoring.score import judged_alike
 from tasks.table import TASKS
+
+ANSWERS = "answers.jsonl"
 
 
 def run_folder(config):
@@ -79,6 +83,27 @@ def options_for_eval(model):
                 found["judge"] = run["rewards"][0]
             return found
     return {}
+
+
+def earlier_run(run_dir):
+    """The newest other finished run, in the folder that holds this one, with the same questions for
+    training and for the test; None if there is none."""
+    run_dir = Path(run_dir)
+    own, found = questions_of(run_dir), []
+    for path in run_dir.parent.glob(f"*/{SUMMARY}"):
+        if path.parent != run_dir and questions_of(path.parent) == own:
+            found.append(path)
+    return max(found, key=os.path.getmtime).parent if found else None
+
+
+def questions_of(run_dir):
+    """Fingerprints of the questions of a finished run, those of the training and those of the test.
+    None if something cannot be read."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        options_of(run_dir)  # else it is no run
+        trained = json.loads(Path(run_dir, SUMMARY).read_text(encoding="utf-8"))["data"]
+        answers = files.read(Path(run_dir, ANSWERS))
+        return trained, answers[0]["setting"]["data"] if answers else None
 
 
 def refuse_used(output_dir):

@@ -8,8 +8,10 @@ from pathlib import Path
 from statistics import fmean
 
 from engine.base import files, progress, ranks
+from engine.data.questions import fingerprint
 from engine.run import checkpoint
 from engine.run.config import compared
+from engine.run.folder import ANSWERS, earlier_run
 from engine.run.metrics import COUNTS, first_group, mean, phase_totals
 
 LINES = ("metrics.jsonl", "samples.jsonl")  # a line of each for each step
@@ -73,12 +75,25 @@ def chosen_on(run):
 
 
 def begin(run_dir, last_step):
-    """Remove the lines of later steps, which the resumed run writes again, and the summary, which
-    marks a finished run."""
+    """Remove the lines of later steps, which the resumed run writes again, the summary, which marks
+    a finished run, and its answers."""
     for name in LINES:
         kept = [row for row in files.read(run_dir / name) if row["step"] <= last_step]
         files.write(run_dir / name, files.as_lines(kept))
-    (run_dir / checkpoint.SUMMARY).unlink(missing_ok=True)
+    for name in (checkpoint.SUMMARY, ANSWERS):
+        (run_dir / name).unlink(missing_ok=True)
+
+
+def begin_answers(run):
+    """Begin the file of the answers after training, which tools/compare.py reads. Returns its
+    path."""
+    path = Path(run.config.run.output_dir, ANSWERS)
+    if run.test and ranks.rank() == 0:
+        setting = {
+            "model": path.parent.as_posix(), "data": fingerprint(run.test),
+            "judge": getattr(run.is_right, "__name__", "judge"), **asdict(run.config.sampling)}
+        files.write(path, files.as_lines([{"setting": setting}]))
+    return path
 
 
 # --- what is printed ---
@@ -206,7 +221,10 @@ def report(summary, config):
         print(f"best      {folder}/{checkpoint.BEST}: step {best['step']}, greedy accuracy "
               f"{best['accuracy']:.3f}, chosen on {summary['chosen_on']}")
     print(f"look      {folder}/curves.png")
-    other = compared(config, "cppo" if summary["algorithm"] == "grpo" else "grpo")
-    if other:
-        print("compare  ", other)
+    earlier = earlier_run(folder)
+    if earlier:
+        print("compare  ", shlex.join(["python", "tools/compare.py", str(earlier), folder]))
+    else:
+        for title, line in zip(("compare  ", " " * 9), compared(config)):
+            print(title, line)
     print("evaluate ", shlex.join(["python", "eval.py", "--model", folder]))

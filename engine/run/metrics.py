@@ -12,6 +12,11 @@ from family.dapo import has_signal
 # of a step, over all devices
 COUNTS = (
     "questions", "completions", "kept", "tokens_generated", "tokens_trained", "tokens_without_logp")
+AXES = {  # how far a run is: (metric of a step that is added up, what the sum is called)
+    "seconds": ("seconds/total", "seconds of training"),
+    "completions": ("completions", "completions"),
+    "questions": ("questions", "questions"),
+}
 
 
 def summarize(rollout, advantages, rows):

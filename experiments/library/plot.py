@@ -1,43 +1,15 @@
-"""Three kinds of picture: dots of seeds, curves with bands, and bars of phases. And a program that
-draws several runs in one picture:
+"""Three kinds of picture: dots of seeds, curves with bands, and bars of phases."""
 
-    python experiments/library/plot.py runs/toy-cppo-1             writes curves.png into the run
-    python experiments/library/plot.py runs/toy-grpo-1 runs/toy-cppo-1 --output compared.png
-    python experiments/library/plot.py RUN RUN --x seconds --output compared.png
-
-Runs that differ only in their seed are one line, their mean, with a band from the lowest to the
-highest.
-"""
-
-import argparse
-import re
-import sys
-from itertools import accumulate
-from pathlib import Path
-from statistics import fmean
-
-import numpy as np
 from matplotlib import rcParams
 from matplotlib.figure import Figure
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
-
 from algorithms import ALGORITHMS
-from engine.base import files, progress
-from engine.base.errors import UserError
-from engine.run import metrics
-from engine.run.command_line import run_program
-from engine.run.curves import CPPO, DPI, FAILS, GRPO, PANELS, smooth
-from engine.run.folder import options_of
+from engine.base import progress
+from engine.run.curves import CPPO, DPI, FAILS, GRPO, INK, band, styles
 
-AXES = {  # what may stand on the x axis: (metric of a step that is added up, label)
-    "questions": ("questions", "questions"),
-    "completions": ("completions", "completions generated"),
-    "seconds": ("seconds/total", "seconds of training"),
-}
 # The colours of all pictures. GRPO is grey. CPPO is blue, and nothing else is. What fails is warm.
 # All else is ink, or a tint of it
-INK, OTHER, TINT = "#1d2733", "#4a535d", "#98a2ae"
+OTHER, TINT = "#4a535d", "#98a2ae"
 PHASES = {  # of a step, and their tints
     "generate": "#c9ced5", "score": OTHER, "logprobs": "#e3e6ea", "update": TINT,
     "other": "#f2f4f6",
@@ -49,7 +21,6 @@ OF_CPPO = ("cppo", "p=", "largest_abs", "1/|o|, largest", "token mean, pooled", 
            "as published")
 FAILING = ("judge", "trained on results")  # words in the names of what fails
 PALE = (GRPO, TINT, PALER["P=0.5"], PALER["P=0.75"])  # text in them has less than 4.5 : 1 on white
-STYLES = ["-", "--", ":", "-."]
 MAIN = ("GRPO", "P=0.875")  # of Table 1
 LEARNED = 0.55  # accuracy of a toy that has learned something; the base: 0.39 greedy, 0.43 sampled
 LABELS = {
@@ -74,11 +45,6 @@ rcParams.update({
     "text.color": INK, "font.size": 11, "axes.labelsize": 10, "axes.titlesize": 12,
     "savefig.dpi": DPI,
 })
-
-
-def styles(colours):
-    """The style of each line: lines of one colour differ in their style."""
-    return [STYLES[colours[:i].count(own) % len(STYLES)] for i, own in enumerate(colours)]
 
 
 def in_words(name):
@@ -222,21 +188,10 @@ def bars(axis, rows, title=""):
 # --- curves. A curve is a list of points (x, …, y, …) ---
 
 
-def band(axis, curves, column, color, style="-", width=2.5):
-    """The mean over the seeds as a line, their range as a band. Returns the line. curves: of each
-    seed. column: which number of a point is x; the last one is y."""
-    seeds = [np.array(sorted((p[column], p[-1]) for p in points)).T for points in curves]
-    ends = np.unique(np.concatenate([xs for xs, _ in seeds]))
-    grid = ends.clip(max(xs[0] for xs, _ in seeds), min(xs[-1] for xs, _ in seeds))
-    values = np.array([np.interp(grid, xs, ys) for xs, ys in seeds])
-    axis.fill_between(grid, values.min(0), values.max(0), color=color, alpha=0.12, linewidth=0)
-    return axis.plot(grid, values.mean(0), color=color, linestyle=style, linewidth=width)[0]
-
-
-def curves(axis, lines, named=True, look=colour, marker="", **labels):
-    """A band for each line, and its name at its end. lines: {name: curves of its seeds}. look:
-    the colour of a name. labels: title, xlabel and others of the panel."""
-    own, drawn = list(map(look, lines)), {}
+def curves(axis, lines, named=True, marker="", **labels):
+    """A band for each line, and its name at its end. lines: {name: curves of its seeds}. labels:
+    title, xlabel and others of the panel."""
+    own, drawn = list(map(colour, lines)), {}
     for (name, of_seeds), color, style in zip(lines.items(), own, styles(own)):
         line = band(axis, of_seeds, 0, color, style)
         line.set_marker(marker)
@@ -286,102 +241,3 @@ def time_to_accuracy(rows, output):
         axis.set_title(title, fontsize=15, fontweight="bold")
     axes[0].set_ylabel("accuracy, sampled (moving mean)")
     save(figure, output, f"{BAND}; dot and number: where 0.85 is reached (median)")
-
-
-# --- runs ---
-
-
-def several(groups, output, x, title=""):
-    """Draw the metrics of runs against what stands on the x axis, a row of AXES, and their seconds.
-
-    groups: {name: folders}; the runs of a group differ only in the seed. A line shows the mean over
-    a twentieth of the run, and over the seeds; a band shows the seeds' range.
-    """
-    runs = {name: [files.read(Path(folder) / "metrics.jsonl") for folder in folders]
-            for name, folders in groups.items()}
-    first_row = next(iter(runs.values()))[0][0]
-    titles = PANELS | {name: name for name in first_row if name.startswith("own/")}
-    colours = {name: colour_of(folders[0], runs[name]) for name, folders in groups.items()}
-    figure = Figure((4.7 * len(titles), 5 + 0.4 * len(runs)), layout="constrained")
-    axes = figure.subplot_mosaic([[*titles], ["seconds"] * len(titles)],
-                                 height_ratios=[10, 2 + len(runs)])
-    bars(axes["seconds"], [
-        {"name": name, "phases": mean_phases(of)} for name, of in runs.items()])
-    for metric, of_panel in titles.items():
-        lines = {name: [points(run, metric, x) for run in of_seeds]
-                 for name, of_seeds in runs.items()}
-        named = metric == "accuracy" and len(runs) > 1
-        curves(axes[metric], lines, named=named, look=colours.get, title=of_panel,
-               xlabel=AXES[x][1])
-    save(figure, output, BAND, title)
-
-
-def colour_of(folder, runs):
-    """Of a group of runs, whose first folder this is. If they end no more accurate than they began,
-    it is the colour of what fails."""
-    before, after = (fmean(row["accuracy"] for run in runs for row in run[part])
-                     for part in (slice(2), slice(-4, None)))
-    if after < before + 0.05:
-        return FAILS
-    return colour(known_of(folder)["algorithm"])
-
-
-def known_of(folder):
-    """The options of a run, if it has kept them."""
-    if Path(folder, "run.json").is_file():
-        return options_of(folder)
-    return {"algorithm": "", "run": str(folder)}
-
-
-def points(run, metric, x):
-    """[(x, a metric's mean over a twentieth of the run)], of the steps that have this metric."""
-    ends = accumulate(row[AXES[x][0]] for row in run)
-    found = [(end, row[metric]) for end, row in zip(ends, run) if row.get(metric) is not None]
-    ends, values = zip(*found)
-    return list(zip(ends, smooth(values)))
-
-
-def mean_phases(runs):
-    """{phase: seconds} of runs, the mean over the seeds."""
-    totals = metrics.phase_totals([row for run in runs for row in run])
-    return {phase: seconds / len(runs) for phase, seconds in totals.items()}
-
-
-def by_seed(folders):
-    """{name: folders}: the runs of each group differ only in the seed. The name is that of the
-    first folder, without its number if there are several."""
-    groups = {}
-    for folder in map(Path, folders):
-        same = known_of(folder) | dict.fromkeys(("seed", "output_dir", "resume", "recipe"))
-        groups.setdefault(str(same), []).append(folder)
-    return {name_of(group): group for group in groups.values()}
-
-
-def name_of(folders):
-    name = folders[0].name
-    return re.sub(r"-\d+$", "", name) if len(folders) > 1 else name
-
-
-def main(argv):
-    parser = argparse.ArgumentParser()
-    parser.add_argument("runs", nargs="+", help="folders of runs")
-    parser.add_argument(
-        "--x", choices=AXES, default="questions", help="what stands on the x axis; none: questions"
-    )
-    parser.add_argument(
-        "--output", help="the picture's path; none: curves.png in the run, of several runs "
-        "compared.png here"
-    )
-    parser.add_argument("--title", help="what the picture shows")
-    args = parser.parse_args(argv)
-    for folder in args.runs:
-        if not files.read(Path(folder) / "metrics.jsonl"):
-            raise UserError(f"{folder} holds no run with at least one step (metrics.jsonl).")
-    first, *others = args.runs
-    output = args.output or ("compared.png" if others else Path(first, "curves.png"))
-    several(by_seed(args.runs), output, args.x, args.title)
-    print(f"written: {output}")
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -131,11 +131,12 @@ def test_logs_are_cut_to_the_checkpoint_and_lose_only_lines_that_cannot_be_read(
     path.write_bytes(
         b'{"step": 1}\n{"step": 2, "loss\x00\xff\n{"step": 3}\n{"step": 4}\n{"ste')
     files.append(tmp_path / "samples.jsonl", {"step": 3}, {"step": 4})
-    (tmp_path / "summary.json").touch()  # the run goes on, so it is not finished
+    for name in ("summary.json", "answers.jsonl"):  # the run goes on, so it is not finished
+        (tmp_path / name).touch()
     logs.begin(tmp_path, 3)
     assert files.read(path) == [{"step": 1}, {"step": 3}]
     assert files.read(tmp_path / "samples.jsonl") == [{"step": 3}]
-    assert not (tmp_path / "summary.json").exists()
+    assert not [*tmp_path.glob("summary.json"), *tmp_path.glob("answers.jsonl")]
 
 
 def test_what_is_no_number_is_null_in_a_log():

@@ -1,8 +1,10 @@
 """The commands that a run prints work as they are, and measure what the run has measured."""
 
 import json
+import os
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +12,11 @@ import eval as evaluation
 import train
 from engine.base.errors import UserError
 from engine.run.command_line import given
-from engine.run.config import Config, config_of
-from engine.run.folder import keep_options, options_for_eval
+from engine.run.config import Config, compared, config_of
+from engine.run.folder import earlier_run, keep_options, options_for_eval
 from tests.helpers.runs import ROOT, run, sums, written
 from tests.test_train import stop_after
+from tools import compare
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 BRIEF = ("--questions_per_step 1 --group_size 4 --max_new_tokens 16 --steps 2 --temperature 0.9 "
@@ -26,7 +29,7 @@ def test_the_commands_at_the_end_of_a_run_work_and_measure_the_same(
     monkeypatch.chdir(tmp_path)
     data = written(tmp_path / "my data.jsonl", [
         {"q": row["question"], "answer": row["answer"]} for row in sums(8)])
-    folder = tmp_path / "my run"
+    folder = tmp_path / "runs/my run"
     (tmp_path / "mine.py").write_text(
         "def mine(completions, **columns):\n    return [float(len(c)) for c in completions]\n")
     words = [*BRIEF.split(), "--dataset", str(data), "--eval_dataset", str(data), "--columns",
@@ -51,7 +54,61 @@ def test_the_commands_at_the_end_of_a_run_work_and_measure_the_same(
     assert program == "train.py" and chosen["algorithm"] == "grpo"
     assert not {"pruning_rate", "output_dir"} & chosen.keys()
     assert (chosen["stop"], chosen["columns"]) == (["9"], ["question=q"])
-    assert train.main(other) == 0  # into a folder of its own
+    assert train.main(other) == 0  # into a folder of its own, beside the first run
+    out = capsys.readouterr().out
+    [line] = re.findall("^compare +python (.+)$", out, re.MULTILINE)
+    program, *folders = shlex.split(line)
+    assert (program, folders) == ("tools/compare.py", ["runs/my run", "runs/my data-grpo-1"])
+    compare.main(folders)
+    shown = capsys.readouterr().out
+    for run_dir in folders:
+        after = json.loads(Path(run_dir, "summary.json").read_text())["after"]
+        values = re.findall(rf"{run_dir} +(\S+)", shown)[:2]
+        assert [float(value) for value in values] == pytest.approx(
+            [after[part]["accuracy"] for part in ("greedy", "sampled")], abs=1e-4)
+    assert Path("runs/compared.png").is_file()
+
+
+def test_the_earlier_run_is_the_newest_finished_one_with_the_same_questions(tmp_path):
+    contents = {  # (its training data, its test data), from the oldest run to the newest
+        "first": ("a", "b"), "second": ("a", "b"), "training": ("x", "b"), "test": ("a", "x"),
+        "untested": ("a", None), "broken": (1, "b"), "own": ("a", "b")}
+    for age, (name, (data, test)) in enumerate(contents.items()):
+        written(tmp_path / name / "run.json", [{}])
+        written(tmp_path / name / "summary.json", [{} if data == 1 else {"data": data}])
+        if test:
+            written(tmp_path / name / "answers.jsonl", [{"setting": {"data": test}}])
+        os.utime(tmp_path / name / "summary.json", (age, age))
+    assert earlier_run(tmp_path / "own") == tmp_path / "second"
+    assert earlier_run(tmp_path / "test") is None
+
+
+COUNTERPARTS = {  # of a run with these words: the words of the other one
+    "--algorithm=cppo": "--algorithm=grpo",
+    "--algorithm=cppo --pruning_rate=0": "--algorithm=cppo",
+    "--algorithm=grpo": "--algorithm=cppo",
+    "--algorithm=grpo --keep=random": "--algorithm=grpo",
+    "--algorithm=cppo --keep=random --mu=3 --allocation=false": "--algorithm=grpo --mu=3",
+    # another loss than GRPO's
+    "--algorithm=cppo_published": "--algorithm=cppo_published --pruning_rate=0.0",
+    "--algorithm=cppo_published --pruning_rate=0": "--algorithm=cppo_published",
+    "--algorithm=gfpo": "--algorithm=gfpo --pruning_rate=0.0",
+    "--algorithm=gfpo_adaptive": "--algorithm=gfpo --pruning_rate=0.0",
+    "--algorithm=dapo --keep=largest_abs": "--algorithm=dapo",
+    "--algorithm=dapo": "--algorithm=grpo",
+}
+
+
+@pytest.mark.parametrize("words", COUNTERPARTS)
+def test_a_run_that_prunes_is_compared_with_its_own_loss(words, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    config, _ = config_of(given(Config, words.split()))
+    line, *pace = compared(config)
+    other, _ = config_of(given(Config, shlex.split(line)[2:]))  # it is accepted
+    assert line.replace(" --dataset=toy", "") == f"python train.py {COUNTERPARTS[words]}"
+    assert pace == {
+        "--algorithm=cppo": ["It takes about 4 times as long as this run."],
+        "--algorithm=grpo": ["It takes about 25% of the seconds of this run."]}.get(words, [])
 
 
 def test_the_command_after_ctrl_c_is_whole(small, tmp_path, monkeypatch, capsys):

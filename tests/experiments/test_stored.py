@@ -4,6 +4,7 @@ it."""
 import json
 import re
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -55,6 +56,17 @@ def test_a_row_of_the_table_says_what_its_section_says():
         said = [float(x.replace(",", "")) for x in re.findall(r"\d[\d,]*(?:\.\d+)?", section)]
         near = [100 * x for x in said] + said if percent else said
         assert any(f"{x:.{digits}f}" == number for x in near), sentence
+
+
+def test_the_speed_beside_grpo_with_mini_batches_is_the_median_of_the_ratios_of_each_seed():
+    table = json.loads((pictures.STORED / "table1.json").read_text(encoding="utf-8"))
+    grpo, *others = [row["seconds"]["values"] for row in table["rows"]
+                     if row["name"].endswith("4 mini-batches")]
+    a, b, c, d = (f"{median(x / y for x, y in zip(grpo, own)):.1f}" for own in others)
+    said = {"results.md": f"{a}, {b}, {c} and {d} times",
+            "zh/results.md": f"{a}、{b}、{c} 和 {d} 倍"}
+    for page, words in said.items():
+        assert words in (ROOT / "docs" / page).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["table1", "family", "ppo", "factorial", "tool", "judge"])

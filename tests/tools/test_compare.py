@@ -1,4 +1,4 @@
-"""Completions of another program are judged, and two evaluations are compared."""
+"""Completions of another program are judged, two evaluations or several runs are compared."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 from engine.base import files
 from engine.base.errors import UserError
+from engine.run import curves
 from tests.test_eval import go
 from tools.compare import main
 
@@ -40,14 +41,103 @@ def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, cap
     assert "+0.0000 [-0.2775, +0.2775], p = 1.0000, 10 questions" in greedy
     assert sampled.startswith("sampled")
     Path(paths[1]).write_text("\n".join(lines[: 1 + 10 + 5]) + "\n")  # killed after 5 answers
-    with pytest.raises(UserError, match="the same questions .sampled.* that have ended"):
+    with pytest.raises(UserError, match="the same questions.* that have ended"):
         main(paths)
+
+
+# --- runs ---
+
+
+def fake_run(folder, verdicts, steps=30, algorithm="cppo", seed=1, questions="?", **metrics):
+    """A finished run that answered its test questions with these verdicts."""
+    rows = [{"step": step, "questions": 4, "completions": 64, "accuracy": step / steps,
+             "length": 9.0, "entropy": None, "seconds/total": 3.5} | metrics
+            for step in range(1, steps + 1)]
+    answers = [{"setting": {"model": folder, "judge": "toy_accuracy"}}]
+    answers += [{"part": part, "index": i, "question": f"{i}{questions}", "correct": verdict}
+                for part in ("greedy", "sampled") for i, verdict in enumerate(verdicts)]
+    Path(folder).mkdir()
+    content = {"metrics.jsonl": rows, "answers.jsonl": answers, "summary.json": [{}]}
+    for name, lines in content.items():
+        Path(folder, name).write_text(files.as_lines(lines))
+    options = {"algorithm": algorithm, "seed": seed, "output_dir": folder}
+    Path(folder, "run.json").write_text(json.dumps(options))
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The pictures that were saved."""
+    saved = []
+    monkeypatch.setattr(
+        curves.Figure, "savefig", lambda figure, path, **options: saved.append((figure, path)))
+    return saved
+
+
+def test_runs_are_compared_by_their_test_questions_and_by_the_clock(
+    tmp_path, monkeypatch, capsys, drawn
+):
+    monkeypatch.chdir(tmp_path)
+    fake_run("a", [True] * 8, **{"own/x": None})
+    fake_run("b", [True, False] * 4, steps=10, algorithm="grpo")
+    main(["a", "b"])
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("8 test questions; ")
+    assert out[1:3] == [
+        "greedy accuracy      a    1.0000",
+        "                     b    0.5000  -0.5000 [-0.8750, -0.1250], p = 0.1237"]
+    assert out[5:] == [
+        "seconds of training  a       105", "                     b        35  0.33 times",
+        "completions          a     1,920", "                     b       640  0.33 times",
+        "questions            a       120", "                     b        40  0.33 times",
+        "written: compared.png"]
+    [(figure, path)] = drawn
+    accuracy, *_, own = figure.axes
+    assert path == Path("compared.png") and own.get_title() == "own/x" and not own.lines
+    assert accuracy.get_xlabel() == "seconds of training"
+    assert [line.get_xdata()[-1] for line in accuracy.lines] == [105, 35]
+    assert [line.get_color() for line in accuracy.lines] == [curves.CPPO, curves.GRPO]
+    main(["a", "b", "--x", "completions", "--output_dir", "new"])
+    figure, path = drawn[1]
+    assert figure.axes[0].lines[0].get_xdata()[-1] == 1920 and path == Path("new/compared.png")
+
+
+def test_runs_that_differ_only_in_the_seed_are_one_line_with_a_band(tmp_path, monkeypatch, drawn):
+    monkeypatch.chdir(tmp_path)
+    for seed, accuracy in (1, 0.2), (2, 0.3), (3, 0.7):
+        fake_run(f"run-{seed}", [True], seed=seed, accuracy=accuracy)
+    fake_run("other", [True], algorithm="cppo_published")
+    main(["run-1", "run-2", "other", "run-3"])
+    figure, _ = drawn[0]
+    accuracy = figure.axes[0]
+    assert [line.get_linestyle() for line in accuracy.lines] == ["-", "--"]
+    assert accuracy.lines[0].get_ydata() == pytest.approx([0.4] * 30)
+    assert {round(y, 6) for _, y in accuracy.collections[0].get_paths()[0].vertices} == {0.2, 0.7}
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["run-1 and 2 other seeds", "other"]
+
+
+def test_a_run_without_answers_is_only_drawn_and_other_questions_are_refused(
+    tmp_path, monkeypatch, capsys, drawn
+):
+    monkeypatch.chdir(tmp_path)
+    for name, questions in zip("abc", "??!"):
+        fake_run(name, [True], questions=questions)
+    Path("a/summary.json").unlink()  # the run has not ended
+    main(["a", "b"])
+    assert "note: a holds no answers to test questions" in capsys.readouterr().out and drawn
+    with pytest.raises(UserError, match="not answers to the same questions"):
+        main(["b", "c"])
 
 
 @pytest.mark.parametrize("words, content, message", [
     ("a.jsonl", '{"question": "1", "answer": "1", "text": "3"}', "question 1: .* or 'completions'"),
-    ("a.jsonl none", "", "the file none does not exist"),
-    ("a.jsonl a.jsonl --judge toy_accuracy", "", "no effect with two files"),
+    ("a.jsonl none", "", "none does not exist: name the folders of two runs"),
+    ("a.jsonl a.jsonl --judge toy_accuracy", "", "--judge and --columns have no effect"),
+    ("a.jsonl a.jsonl --output_dir .", "", "no effect with two files"),
+    ("a.jsonl --x seconds", "", "--x has no effect"),
+    ("a.jsonl a.jsonl a.jsonl", "", "more than two files"),
+    (". a.jsonl", "", "name two folders or more"), (".", "", "name two folders or more"),
+    (". .", "", "no run with at least one step: .*eval-NAME.jsonl"),
     ("a.jsonl a.jsonl", "1", "a.jsonl is no file of answers .*: name another one"),
 ])
 def test_bad_input_of_compare(words, content, message, tmp_path, monkeypatch):
