@@ -42,6 +42,7 @@ from engine.run.interrupt import Interrupt, in_one_sentence
 from engine.run.metrics import summarize
 from engine.run.plan_command import print_plan
 from engine.run.preview import show
+from engine.scoring.score import grades, is_own
 from eval import examine, sample_batch
 from records import FIRST, Moment, Step
 from rollout import sample_and_score
@@ -118,6 +119,7 @@ def train(config, algorithm, device, rows, notes):
             step = train_step(run.networks, run.algorithm, run.reward_functions, config.sampling,
                               limits, questions, rng, moment, run.next_questions)
             run.count(step)
+            run.look_at_rewards(step)
             if run.evaluates:
                 scores = evaluate(run, "evaluation", run.to_choose, samples=0)
                 step.metrics.update(run.count_evaluation(scores))
@@ -142,8 +144,12 @@ def train(config, algorithm, device, rows, notes):
 def evaluate(run, label, questions, samples=1):
     """The scores of the policy on questions; {} if there are none."""
     networks = run.networks
-    return examine(networks.sampler, networks.tokenizer, questions, run.is_right,
-                   run.config.sampling, samples=samples, seed=run.seed, label=label)
+    scores = examine(
+        networks.sampler, networks.tokenizer, questions, run.is_right, run.config.sampling,
+        samples=samples, graded=run.judge_grades, seed=run.seed, label=label)
+    if scores.get("graded"):
+        run.take_as_grades()
+    return scores
 
 
 def greedy_answer(run, i):
@@ -151,6 +157,8 @@ def greedy_answer(run, i):
     networks, greedy = run.networks, replace(run.config.sampling, temperature=0.0)
     [record] = sample_batch(networks.sampler, networks.tokenizer, run.test, run.is_right, greedy,
                             samples=1, start=i, size=1, seed=run.seed)
+    if run.judge_grades:
+        record["correct"] = None
     return record
 
 
@@ -162,6 +170,8 @@ def check_rewards(config, algorithm, device, rows):
         run.next_questions(), run.networks, algorithm, run.reward_functions, config.sampling,
         random.Random(f"{run.seed} 1 0"), Clock(device), more=run.next_questions)
     metrics, samples = show(rollout, run.algorithm, run.networks.tokenizer)
+    own = is_own(run.reward_functions[0].function)
+    config.data.graded = own and grades(rollout.rewards[0].flatten().tolist())
     for sentence in of_one_step(metrics, samples, config.options):
         progress.note(sentence)
 

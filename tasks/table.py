@@ -43,14 +43,23 @@ class Task:
     test_questions: int | None = None
     # the folder of the base model that `--model toy` means; None: the toy cannot be used
     base: str | None = None
-    evaluated: bool = False  # scored before and after training, even without --eval_dataset
+    # of the test split, if it is another one: scored before and after training
+    eval_questions: int = 256
+    # completions of the first step, of the last one → a sentence about what is learned, or ""
+    learned: Callable | None = None
+
+    @property
+    def has_test_split(self):
+        """Whether the questions of its test split are others than those of its training split."""
+        source = self.source
+        return source.train != source.test if isinstance(source, Hub) else source is not None
 
 
 TOY = Task(
     toy.questions, rewards=("toy_accuracy",), max_new_tokens=toy.MAX_NEW_TOKENS, lr=3e-4,
     critic_lr=1e-3, questions_per_step=8, minibatches=2, epochs=0.5,
     train_questions=toy.TRAIN_QUESTIONS, test_questions=toy.TEST_QUESTIONS, base=toy.BASE,
-    evaluated=True,
+    eval_questions=512, learned=toy.learned,
 )
 ARITHMETIC = Task(
     arithmetic.questions, rewards=("number_accuracy",),

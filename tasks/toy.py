@@ -57,3 +57,15 @@ def question(index, split="train", operands=(OPERANDS, OPERANDS)):
 def questions(split, operands=(OPERANDS, OPERANDS)):
     """All questions of a split, one after the other, without end."""
     return (question(i, split, operands) for i in count())
+
+
+def learned(first, last):
+    """What a run has learned besides right answers, in a sentence; else "". first, last: the
+    completions of its first and of its last step."""
+    if share_of_thoughts(first) < 0.5 and share_of_thoughts(last) > 0.9:
+        return "It thinks now. The reward asked only for right answers."
+    return ""
+
+
+def share_of_thoughts(completions):
+    return sum("<think>" in text for text in completions) / len(completions)

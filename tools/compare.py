@@ -21,9 +21,9 @@ from engine.base import files
 from engine.base.errors import UserError
 from engine.data.rows import open_file
 from engine.run.command_line import run_program
-from engine.scoring.score import load_rewards, reward_columns, score
-from eval import answer_of, read_answers, report
-from scores import group_by_question, mean_value, paired, summarize, verdict
+from engine.scoring.score import grades, is_own, load_rewards, reward_columns, score
+from eval import read_answers, report, summary_of
+from scores import group_by_question, mean_value, paired, verdict
 
 # --- one file of completions ---
 
@@ -36,7 +36,9 @@ def judge_file(path, judge, columns, output_dir):
     scores, _ = score([reward], texts, reward_columns(rows))
     for record, value in zip(records, scores[reward.name].tolist()):
         record["correct"] = verdict(value)
-    summary = summarize(records, answer_of)
+        record["score"] = None if record["correct"] is None else value
+    graded = is_own(reward.function) and grades(record["score"] for record in records)
+    summary = summary_of(records, reward.name, graded)
     report("sampled", summary)
     folder = Path(output_dir or Path(path).parent)
     scored = folder / f"scored-{Path(path).stem}.json"
@@ -79,6 +81,11 @@ DRAWN = ("model", "seed", "batch_size", "torch", "transformers")
 def compare(paths):
     """Print the difference between two files of answers to the same questions."""
     (setting, first), (other, second) = map(read_answers, paths)
+    records = [record for part in (*first.values(), *second.values()) for record in part]
+    # eval.py takes away the verdicts of a judge that grades
+    graded = any(record["correct"] is None and record["score"] is not None for record in records)
+    if graded:
+        print("note: the judge says more than right and wrong: these are mean rewards.")
     print(f"{setting['model']}: {paths[0]}")
     print(f"{other['model']}: {paths[1]}")
     for key in setting:
@@ -87,27 +94,28 @@ def compare(paths):
             print(f"note: not the same {key}: {one!r:.60} and {two!r:.60}.")
     for part in first:
         if part in second:
-            compare_part(part, first[part], second[part])
+            compare_part(part, first[part], second[part], "score" if graded else "correct")
 
 
-def compare_part(part, first, second):
-    """Print the difference between the records of one part of two files."""
-    asked, before = right_answers(first)
-    asked_too, after = right_answers(second)
+def compare_part(part, first, second, key):
+    """Print the difference between the records of one part of two files. key: what is compared."""
+    asked, before = means_of(first, key)
+    asked_too, after = means_of(second, key)
     if asked != asked_too:
         raise UserError(f"the two files do not hold the same questions ({part}): only answers to "
                         "the same questions can be compared, of evaluations that have ended.")
-    difference, (low, high), p = paired(before, after)
+    least = -1.0 if key == "correct" else None
+    difference, (low, high), p = paired(before, after, least=least)
     means = f"{fmean(before):.4f} → {fmean(after):.4f}"
     interval = f"[{low:+.4f}, {high:+.4f}]"
     print(f"{part:8} {means}   {difference:+.4f} {interval}, p = {p:.4f}, {len(asked)} questions")
 
 
-def right_answers(records):
-    """(the questions, the share of right answers to each)."""
-    groups = group_by_question(records)
+def means_of(records, key):
+    """(the questions, the mean of this key of the answers to each)."""
+    groups = group_by_question(records, key)
     questions = [group[0]["question"] for group in groups]
-    return questions, [mean_value(group, "correct") for group in groups]
+    return questions, [mean_value(group, key) for group in groups]
 
 
 # --- the program ---

@@ -25,6 +25,7 @@ from engine.base import files, progress
 from engine.base.errors import UserError
 from engine.run.command_line import run_program
 from engine.run.folder import options_of
+from engine.run.logs import changes
 from engine.scoring.score import read
 from tools.forms import MARKS, nearest_miss
 
@@ -111,15 +112,25 @@ def course_of(m):
     return f"{change} (at most {m.most:.2g})"
 
 
+def rewards_of(m):
+    """The names of the rewards, the first one first."""
+    return [name.removeprefix("reward/") for name in m if name.startswith("reward/")]
+
+
+def measure_of(options, names):
+    """The metric that is to rise. options: of the run. names: of its rewards."""
+    return f"reward/{names[0]}" if options.get("graded") else "accuracy"
+
+
 # --- the findings ---
 
 
 def findings(m, options, samples, steps, below=""):
     """The findings of a run. m: its metrics. samples: those of its first steps and of its last one.
     below: that it ends below its start, in words."""
-    names = [name.removeprefix("reward/") for name in m if name.startswith("reward/")]
-    enough = steps >= STEPS
-    stuck = below or not enough or not m["accuracy"].rises
+    names = rewards_of(m)
+    enough, graded = steps >= STEPS, options.get("graded")
+    stuck = below or not enough or not m[measure_of(options, names)].rises
     yield from findings_of_parts(m, options, names[0])
     if not samples:
         return
@@ -127,8 +138,10 @@ def findings(m, options, samples, steps, below=""):
         yield from findings_of_its_start(m, options, samples[:4])
     yield from findings_of_sampler(m)
     yield from findings_of_answers(m, options, names, samples, stuck)
-    if stuck and enough:
+    # a reward that grades may rise by the length alone
+    if enough and (stuck or graded):
         yield from findings_of_its_course(m, options, names, texts_of(samples[-1:]))
+    if enough and stuck:
         yield from findings_of_small_updates(m, options)
     if enough and below:
         yield (f"The run ends below its start: {below}.", "accuracy length truncated",
@@ -221,7 +234,9 @@ def findings_of_answers(m, options, names, samples, stuck):
     most = 0.1 if stuck else 0.2  # healthy: 0.02; a run that rises may have begun with more
     if from_start(m["truncated"]) > (most if enough else 0.5) and accuracy.mean < 0.5:
         yield from why_cut_off(options, answers, samples[0])
-    if stuck:
+    if stuck and options.get("graded"):
+        yield from why_one_grade(m, first)
+    elif stuck:
         # a reward that pays what nobody can read has another way to read
         unread = from_start(unreadable) > 0.5 and accuracy.mean + unreadable.mean <= 1
         if accuracy.mean < 0.1 and unread:
@@ -255,6 +270,14 @@ def why_cut_off(options, answers, sample):
            "if none ends, set eos_token_id in generation_config.json", answers.wrong)
 
 
+def why_one_grade(m, first):
+    """A reward that grades has no right answers."""
+    if from_start(m[f"no_signal/{first}"]) > 0.6:
+        yield (f"The reward {first} pays all completions of most questions the same.",
+               f"no_signal/{first} reward/{first}",
+               "let it see smaller differences, or take a larger --group_size")
+
+
 def why_no_signal(m, first, answers):
     """Why the first reward, the accuracy, pays all completions of most questions the same."""
     accuracy = m["accuracy"]
@@ -281,8 +304,10 @@ def findings_of_its_course(m, options, names, texts):
     step."""
     risen = [f"reward/{name}" for name in names[1:] if m[f"reward/{name}"].rises]
     if risen and m["reward"].rises:
-        yield ("Another reward rises, and the accuracy does not: it is gamed, or learned first.",
-               f"{' '.join(risen)} accuracy",
+        measure = measure_of(options, names)
+        word = names[0] if options.get("graded") else "the accuracy"
+        yield (f"Another reward rises, and {word} does not: it is gamed, or learned first.",
+               f"{' '.join(risen)} {measure}",
                "more steps; if it is gamed, give it only when the answer is right: a smaller "
                "weight may not help, because a group's std divides it away", texts)
     length, cut, entropy = m["length"], m["truncated"], m["entropy"]
@@ -323,10 +348,13 @@ def diagnosis(run_dir):
     rows = [row for row in files.read(Path(run_dir, "metrics.jsonl")) if "step" in row]
     if not rows:
         return [], {}, 0
-    m, steps = metrics_of(rows), len(rows)
+    m, steps, options = metrics_of(rows), len(rows), options_of(run_dir)
+    if options.get("graded"):
+        m.pop("accuracy", None)  # of steps in which it had not graded yet
     samples = files.read(Path(run_dir, "samples.jsonl"))
-    below = ends_below(run_dir, m["accuracy"])
-    found = findings(m, options_of(run_dir), samples[:100] + samples[-1:], steps, below)
+    measure = measure_of(options, rewards_of(m))
+    below = ends_below(run_dir, measure, m[measure])
+    found = findings(m, options, samples[:100] + samples[-1:], steps, below)
     return conclusions(found, m, steps), m, steps
 
 
@@ -344,18 +372,22 @@ def conclusions(found, m, steps):
     return []
 
 
-def ends_below(run_dir, accuracy):
-    """In words, that the accuracy ends below its start: that of the evaluations, or of the samples;
-    else ""."""
-    start, end, falls, kind = accuracy.start, accuracy.end, accuracy.falls, "sampled"
+def tested(run_dir):
+    """(the evaluation before training, that after it) of a finished run, or ({}, {})."""
     path = Path(run_dir, "summary.json")
     summary = json.loads(path.read_text()) if path.exists() else {}
-    if summary.get("before"):
-        kind = "greedy"
-        start = summary["before"]["greedy"]["accuracy"]
-        end = summary["after"]["greedy"]["accuracy"]
-        falls = end < start
-    return f"{kind} accuracy {start:.3f} → {end:.3f}" if falls else ""
+    return summary.get("before") or {}, summary.get("after") or {}
+
+
+def ends_below(run_dir, name, metric):
+    """In words, that the accuracy ends below its start: that of the evaluations, or of the samples;
+    else "". name, metric: of the samples' accuracy, or of a reward that grades."""
+    before, after = tested(run_dir)
+    if before:
+        key = "reward" if after.get("graded") else "accuracy"
+        falls = after["greedy"][key] < before["greedy"][key]
+        return changes(before, after)[0] if falls else ""
+    return f"sampled {name} {metric.start:.3f} → {metric.end:.3f}" if metric.falls else ""
 
 
 # --- the program ---
@@ -371,10 +403,12 @@ def first_sentence(run_dir):
     return f"doctor    {command}" if steps else None
 
 
-def nothing_found(metrics, steps):
+def nothing_found(run_dir, metrics, steps):
     """What is said if there is no finding."""
     if steps >= STEPS:
-        return f"Nothing was found in {steps} steps: {seen(metrics, 'accuracy')}."
+        said = ", ".join(changes(*tested(run_dir))[:2])
+        said = said or seen(metrics, "accuracy") or seen(metrics, "reward")
+        return f"Nothing was found in {steps} steps: {said}."
     looked = seen(
         metrics, "truncated unreadable reward_failures skipped_updates group_gap sampler_gap")
     return (f"{steps} steps are too few to judge the accuracy: that takes {STEPS}. Only "
@@ -384,10 +418,11 @@ def nothing_found(metrics, steps):
 def main(argv):
     parser = argparse.ArgumentParser()
     parser.add_argument("run", help="folder of a run, such as runs/toy-cppo-1")
-    sentences, metrics, steps = diagnosis(parser.parse_args(argv).run)
+    run_dir = parser.parse_args(argv).run
+    sentences, metrics, steps = diagnosis(run_dir)
     if not steps:
         raise UserError("this folder holds no run with at least one step: name another one.")
-    print("\n".join(sentences) or nothing_found(metrics, steps))
+    print("\n".join(sentences) or nothing_found(run_dir, metrics, steps))
 
 
 if __name__ == "__main__":

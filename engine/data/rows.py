@@ -254,6 +254,14 @@ def check_columns(words, names):
                         "--columns out, or name a file.")
 
 
+def same_rows(name, other):
+    """Whether the test split of `other` holds the very rows of the training split of `name`."""
+    if name in TASKS or other in TASKS:
+        return name == other and not TASKS[name].has_test_split
+    one, two = Path(name), Path(other)
+    return one.is_file() and two.is_file() and one.samefile(two)
+
+
 def refuse_unknown(name):
     """Refuse a name that is no file of questions, no folder, and no OWNER/NAME of the hub."""
     path, kind = Path(name), format_of(name)

@@ -10,7 +10,7 @@ from engine.run import checkpoint
 from engine.run.hooks import load_hooks
 from engine.run.plan import choose_micro_batch_tokens
 from engine.run.state import Run, State, model_of
-from engine.scoring.gold_answers import notes_on_gold_answers
+from engine.scoring.gold_answers import notes_on_gold_answers, right_by_itself
 from engine.scoring.score import accuracy_reward, load_rewards
 
 PROJECT = Path(__file__).parents[2]
@@ -24,12 +24,14 @@ def begin(config, algorithm, device, rows):
         folder, saved, notes = checkpoint.resume(config.run.output_dir)
     source = model_of(config)
     networks = build(config, algorithm, source, device, folder)
+    reward_functions = load_rewards(data.rewards)
     held_out = ()
     if data.eval_every and not names_others(data):
         others, held_out = hold_out(rows[0], config.run.seed)
         rows = (others, rows[1])
     questions, test, to_choose, of_questions = questions_of_run(
-        data, rows, config.sampling.max_new_tokens, networks.tokenizer, networks.model, held_out)
+        data, rows, config.sampling.max_new_tokens, networks.tokenizer, networks.model,
+        right_by_itself(reward_functions[0]), held_out)
     if data.eval_every and not to_choose:
         raise UserError("--eval_every holds out a quarter of the questions: it needs 4 or more.")
     # a model of the project is the same one in another copy of the project
@@ -43,7 +45,6 @@ def begin(config, algorithm, device, rows):
                                 f"not {now}): put that back, or start a new run.")
         state = State(**saved)
         checkpoint.restore(folder, networks)
-    reward_functions = load_rewards(data.rewards)
     is_right = accuracy_reward(reward_functions, data.dataset, data.eval_dataset or data.dataset)
     hooks = load_hooks(config.run.hooks)
     tokens, of_tokens = choose_micro_batch_tokens(config.options, device)
@@ -55,7 +56,16 @@ def begin(config, algorithm, device, rows):
     if saved:
         notes += note_on_learning_rate(run)
     of_answers = notes_on_gold_answers(reward_functions, questions, run.numbers_ahead())
-    return run, notes + of_questions + of_tokens + of_answers
+    return run, notes + note_on_length(run) + of_questions + of_tokens + of_answers
+
+
+def note_on_length(run):
+    """[a sentence], if both --steps and --epochs are given."""
+    options = run.config.run
+    if options.steps is None or options.epochs is None:
+        return []
+    return [f"--steps {options.steps} and --epochs {options.epochs:g} are given: the smaller one "
+            f"counts, so the run makes {progress.count(run.steps, 'step')}."]
 
 
 def note_on_learning_rate(run):

@@ -51,8 +51,8 @@ class Config:
 
     @property
     def options(self):
-        """All options, as attributes."""
-        return SimpleNamespace(**flat(self))
+        """All options, as attributes, and whether the first reward grades."""
+        return SimpleNamespace(**flat(self), graded=self.data.graded)
 
 
 # --- the layers ---
@@ -69,11 +69,11 @@ def layers(chosen):
     of_task = {
         "rewards": list(task.rewards),
         "system_prompt": task.system_prompt,
-        "eval_dataset": dataset if task.evaluated else None,
+        "eval_questions": 512 if chosen.get("eval_dataset") else task.eval_questions,
         "questions_per_step": task.questions_per_step,
         "max_new_tokens": task.max_new_tokens,
         "lr": task.lr,
-        "epochs": task.epochs,
+        "epochs": None if chosen.get("steps") else task.epochs,
     }
     of_row = {name: getattr(row, name) for name in ROW_FIELDS}
     of_row["keep"] = rule_name(row.keep)
@@ -141,7 +141,7 @@ def compared(config, algorithm):
     chosen = {"algorithm": algorithm, "dataset": options["dataset"]}
     usual = layers(chosen | {"algorithm": options["algorithm"]})
     for name, value in options.items():
-        if value != usual[name] and name not in NOT_COMPARED:
+        if value not in (None, usual[name]) and name not in NOT_COMPARED:
             chosen[name] = value
     with suppress(UserError):
         config_of(chosen)
@@ -180,7 +180,7 @@ def saved_options(chosen):
     if not Path(run_dir, "run.json").is_file():
         raise UserError(f"nothing to resume: {run_dir} holds no run. Start it without --resume.")
     saved = folder.options_of(run_dir)
-    other = saved.keys() ^ flat(Config()).keys()
+    other = saved.keys() - {"graded"} ^ flat(Config()).keys()
     if other:
         raise UserError(
             f"{run_dir} was started by another version of train.py, with other options "
@@ -191,4 +191,6 @@ def saved_options(chosen):
         if chosen.get(name, saved[name]) != saved[name]:
             raise UserError(f"{run_dir} was started with --{name} {saved[name]}, not "
                             f"{chosen[name]}: leave that out, or start a new run.")
+    if chosen.get("rewards", saved["rewards"])[0] != saved["rewards"][0]:
+        saved.pop("graded", None)  # it was said of another reward
     return saved

@@ -9,25 +9,26 @@ from engine.base import files
 from engine.run.metrics import mean
 
 GRPO, CPPO, FAILS = "#848e9a", "#1d4f8f", "#b1452b"
-PANELS = {  # metric: title of its panel
-    "accuracy": "accuracy of the samples",
+PANELS = {  # metric: title of its panel, below that of the accuracy or the reward
     "length": "tokens of a completion",
     "entropy": "entropy of a token (nats)",
 }
 DPI = 80
 
 
-def curves(folder, algorithm):
+def curves(folder, algorithm, measure="accuracy", tested=()):
     """Draw metrics of a run against the questions that it was trained on: `curves.png`. Metrics of
     the user have panels of their own.
 
     A thin line shows single steps. A thick line shows the mean over a twentieth of the run. Points
-    show the greedy accuracy of --eval_every.
+    show the greedy accuracy of --eval_every. measure: the metric of the first panel. tested: what
+    the evaluation before and after training says of it, in words: its title, if there are any.
     """
     rows = files.read(Path(folder, "metrics.jsonl"))
     questions = list(accumulate(row["questions"] for row in rows))
     colour = GRPO if algorithm == "grpo" else CPPO
-    titles = PANELS | {name: name for name in rows[0] if name.startswith("own/")}
+    own = {name: name for name in rows[0] if name.startswith("own/")}
+    titles = {measure: f"{measure} of the samples"} | PANELS | own
     figure = Figure((4.7 * len(titles), 4.7))
     # fixed margins are faster than a computed layout
     figure.subplots_adjust(left=0.05, right=0.98, top=0.92, bottom=0.11)
@@ -40,8 +41,11 @@ def curves(folder, algorithm):
         axis.set_title(f"{titles[name]}: {means[0]:.2g} → {means[-1]:.2g}")
         axis.set_xlabel("questions")
         axis.grid(alpha=0.3)
-    axes[0].plot(
-        questions, [row.get("eval_accuracy") for row in rows], "o", color=colour, mfc="white")
+    if tested:
+        axes[0].set_title("\n".join(tested), fontsize="medium")
+        axes[0].set_ylabel(f"{measure} of the samples")
+    found = [row.get("eval_accuracy" if measure == "accuracy" else "eval_reward") for row in rows]
+    axes[0].plot(questions, found, "o", color=colour, mfc="white")
     figure.savefig(Path(folder, "curves.png"), dpi=DPI)
 
 

@@ -3,21 +3,17 @@
 import shlex
 import shutil
 from dataclasses import asdict
-from operator import itemgetter
 from pathlib import Path
-from statistics import fmean
 
 from engine.base import files, progress, ranks
+from engine.data.rows import same_rows
 from engine.run import checkpoint
 from engine.run.config import compared
 from engine.run.metrics import COUNTS, first_group, mean, phase_totals
+from tasks.table import task_of
 
 LINES = ("metrics.jsonl", "samples.jsonl")  # a line of each for each step
 SHORT = 100  # tokens; the table shows only answers that are not longer
-CHANGES = [  # what the last lines compare: its name there, where it is in the scores, its digits
-    ("greedy accuracy", "greedy", "accuracy", 3), ("sampled", "sampled", "accuracy", 3),
-    ("tokens", "sampled", "length", 1),
-]
 
 
 class Logs:
@@ -36,8 +32,9 @@ class Logs:
             begin(self.folder, state.step)
         short = config.sampling.max_new_tokens <= SHORT
         examples = state.before.get("examples", ()) if short else ()
-        self.example = min(examples, key=itemgetter("correct"), default=None)
-        begin_table(state.before, self.example)
+        self.example = min(examples, key=is_known_right, default=None)
+        self.graded = config.data.graded
+        begin_table(state.before, self.example, self.graded)
 
     def write(self, step, of_step, lr):
         """Log a Step, number `step` of the run."""
@@ -51,25 +48,42 @@ class Logs:
         """Print a line of the table after the steps 1, 2, 4, 8, … and after the last one: the means
         since the line above, and what the model answers now. Print one for each evaluation of
         --eval_every."""
-        step = run.state.step
+        step, name = run.state.step, "accuracy"
+        if run.config.data.graded:
+            name = run.first
+            if not self.graded:
+                begin_table({}, self.example, graded=True)
+            self.graded = True
         start = 2 ** (step - 1).bit_length() // 2  # the largest power of 2 below `step`
         if step in (1, 2 * start) or run.finished:
             answer = self.example and self.ask(self.example["index"])
             if self.first:
                 rows = files.read(self.folder / "metrics.jsonl")[start:step]
-                means = {name: mean([row[name] for row in rows]) for name in ("accuracy", "length")}
+                means = {column: mean([row[column] for row in rows]) for column in (name, "length")}
                 steps = f"{start + 1}–{step}" if step > start + 1 else step
-                show_line(steps, means, answer)
-        if "eval_accuracy" in metrics:
+                show_line(steps, means, answer, name=name)
+        if "eval_length" in metrics:
+            name = "reward" if run.judge_grades else "accuracy"
             best = ", the best so far" if run.better else ""
-            scores = {name: metrics[f"eval_{name}"] for name in ("accuracy", "length")}
-            show_line("greedy", scores, None, f"  {chosen_on(run)}{best}")
+            scores = {column: metrics[f"eval_{column}"] for column in (name, "length")}
+            show_line("greedy", scores, None, f"  {name} on {chosen_on(run)}{best}", name)
+
+
+def is_known_right(record):
+    return bool(record["correct"])
 
 
 def chosen_on(run):
     """The questions of --eval_every, in words."""
-    of = "test questions" if run.to_choose is run.test else "held-out training questions"
+    of = "held-out training questions"
+    if run.to_choose is run.test:
+        of = kind_of_test(run.config.data)
     return f"{len(run.to_choose)} {of}"
+
+
+def kind_of_test(data):
+    """What the questions of the evaluation are."""
+    return "training questions" if same_rows(data.dataset, data.tested) else "test questions"
 
 
 def begin(run_dir, last_step):
@@ -111,6 +125,12 @@ def announce(config, run, notes):
         progress.note(f"the run goes on after step {run.state.step}.")
     questions = min(run.per_step, run.total)
     progress.note(describe_step(run.algorithm, config.row.keep, questions))
+    if run.test and not run.state.step:
+        completions = 4 * len(run.test)
+        steps = completions / (questions * run.algorithm.group_size)
+        progress.note(f"Before and after training {len(run.test)} {kind_of_test(config.data)} get "
+                      f"a greedy and a sampled answer each: {completions:,} completions, as many "
+                      f"as in {steps:.1f} steps. For less: --eval_questions, with 0 for none.")
     if config.preview.check_rewards:
         progress.note(f"Now the first step is sampled, at most {config.sampling.max_new_tokens} "
                       "tokens for each completion, and scored. Nothing is trained. For less, lower "
@@ -121,31 +141,38 @@ def announce(config, run, notes):
 
 def show_step(bar, run, metrics):
     """Move the bar."""
-    words = f"accuracy {metrics['accuracy']:.2f}, length {metrics['length']:.0f}"
+    worth = f"accuracy {metrics['accuracy']:.2f}"
+    if run.config.data.graded:
+        worth = f"reward {metrics[run.first]:.3g}"
+    words = f"{worth}, length {metrics['length']:.0f}"
     bar.set_description_str(f"{run.algorithm.name}, {words}", refresh=False)
     bar.total = run.steps
     bar.update()
 
 
-def begin_table(before, example):
+def begin_table(before, example, graded=False):
     """Print the head of the table, and the line of the evaluation before training."""
+    name, gold = ("reward", "answer") if graded else ("accuracy", "right")
     text = ""
     if example:
-        text = f"  {example['question'].strip()}  (right: {example['answer'].split()[-1]}), greedy:"
-    in_one_row(f"{'steps':>7}  {'accuracy':16}tokens", text)
+        answer = example["answer"].split()[-1]
+        text = f"  {example['question'].strip()}  ({gold}: {answer}), greedy:"
+    in_one_row(f"{'steps':>7}  {name:16}tokens", text)
     if before:
-        show_line("before", before["sampled"], example)
+        show_line("before", before["sampled"], example, name=name)
 
 
-def show_line(steps, scores, answer, text=""):
-    """Print a line of the table. scores: the accuracy and the length. answer: its record, or text
-    in place of one."""
-    accuracy = scores["accuracy"]
-    # no number, if the first reward applies to nothing here
-    full = round(10 * accuracy) if accuracy >= 0 else 0
-    line = f"{steps:>7}  {accuracy:.2f} {'█' * full:10}{scores['length']:7.1f}"
+def show_line(steps, scores, answer, text="", name="accuracy"):
+    """Print a line of the table. scores: the length, and the accuracy or what else has this name.
+    answer: its record, or text in place of one."""
+    worth = f"{scores[name]:<15.3g}"
+    if name == "accuracy":
+        # no number, if the first reward applies to nothing here
+        full = round(10 * scores[name]) if scores[name] >= 0 else 0
+        worth = f"{scores[name]:.2f} {'█' * full:10}"
+    line = f"{steps:>7}  {worth}{scores['length']:7.1f}"
     if answer:
-        line += "  right  " if answer["correct"] else "  wrong  "
+        line += {True: "  right  ", False: "  wrong  ", None: "  "}[answer["correct"]]
         text = " ".join(answer["completion"].split())
     in_one_row(line, text)
 
@@ -174,13 +201,35 @@ def finish(algorithm, run, after, notes):
         **counts, "checkpoint": str(checkpoint.newest(folder)), "chosen_on": chosen_on(run)}
     del summary["past"]
     files.write(folder / checkpoint.SUMMARY, files.as_json(summary, indent=2))
-    curves(folder, algorithm.name)
+    curves(folder, algorithm.name, run.first if run.config.data.graded else "accuracy",
+           changes(run.state.before, after)[:2])
     report(summary, run.config)
 
 
-def thinking(sample):
-    """The share of the completions of a line of samples.jsonl that hold a thought."""
-    return fmean("<think>" in row["completion"] for row in sample["completions"])
+def changes(before, after):
+    """What an evaluation after training says beside that before it: [the greedy accuracy, the
+    sampled one, the tokens], each as "name before → after"; [] if there was none. Of a reward that
+    grades it is the mean."""
+    if not before:
+        return []
+    name = "reward" if after.get("graded") else "accuracy"
+    found = []
+    for title, part, key, digits in [
+        (f"greedy {name}", "greedy", name, 3), (f"sampled {name}", "sampled", name, 3),
+        ("tokens", "sampled", "length", 1),
+    ]:
+        found.append(f"{title} {before[part][key]:.{digits}f} → {after[part][key]:.{digits}f}")
+    return found
+
+
+def what_is_learned(data, folder):
+    """What the data set says of a run with its usual rewards."""
+    task = task_of(data.dataset)
+    if not task.learned or data.rewards != [*task.rewards]:
+        return ""
+    samples = files.read(Path(folder, "samples.jsonl"))
+    first, last = ([row["completion"] for row in samples[i]["completions"]] for i in (0, -1))
+    return task.learned(first, last)
 
 
 def report(summary, config):
@@ -188,13 +237,10 @@ def report(summary, config):
     folder = config.run.output_dir
     before, after = summary["before"], summary["after"]
     if before:
-        changes = [
-            f"{title} {before[part][name]:.{digits}f} → {after[part][name]:.{digits}f}"
-            for title, part, name, digits in CHANGES]
-        print(f"On {after['greedy']['questions']} test questions:", ",\n  ".join(changes))
-    samples = files.read(Path(folder, "samples.jsonl"))
-    if len(config.data.rewards) == 1 and thinking(samples[0]) < 0.5 and thinking(samples[-1]) > 0.9:
-        print("It thinks now. The reward asked only for right answers.")
+        print(f"On {after['greedy']['questions']} {kind_of_test(config.data)}:",
+              ",\n  ".join(changes(before, after)))
+    if learned := what_is_learned(config.data, folder):
+        print(learned)
     seconds = summary["phases"]
     spent = ", ".join(f"{word} {seconds[phase]:.0f}" for phase, word in progress.WORDS.items())
     if summary["evaluation_seconds"]:
@@ -203,8 +249,9 @@ def report(summary, config):
     print("model    ", summary["checkpoint"])
     best = summary["best"]
     if best:
-        print(f"best      {folder}/{checkpoint.BEST}: step {best['step']}, greedy accuracy "
-              f"{best['accuracy']:.3f}, chosen on {summary['chosen_on']}")
+        name = "accuracy" if "accuracy" in best else "reward"
+        print(f"best      {folder}/{checkpoint.BEST}: step {best['step']}, greedy {name} "
+              f"{best[name]:.3f}, chosen on {summary['chosen_on']}")
     print(f"look      {folder}/curves.png")
     other = compared(config, "cppo" if summary["algorithm"] == "grpo" else "grpo")
     if other:

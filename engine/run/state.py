@@ -16,11 +16,13 @@ from engine.model.folders import resolve_model
 from engine.model.networks import Networks, build
 from engine.run import checkpoint
 from engine.run.config import Config, algorithm_with
+from engine.run.folder import keep_options
 from engine.run.hooks import Hooks
-from engine.scoring.score import Reward
+from engine.scoring.score import Reward, grades, is_own
 from tasks.table import base_model
 
 BAD_UPDATES = 5  # the run ends after this many updates in a row that are not finite
+ENDLESS = 10**15  # more questions than any run asks
 WINDOW = 4  # --stop_kl compares the mean KL of this many steps that made an update
 
 
@@ -46,7 +48,8 @@ class State:
     # and for a curriculum
     past: list = field(default_factory=list)
     before: dict = field(default_factory=dict)  # the scores before training
-    best: dict = field(default_factory=dict)  # of --eval_every: the step and its accuracy
+    # of --eval_every: the step and its accuracy, or its mean reward
+    best: dict = field(default_factory=dict)
     evaluation_seconds: float = 0.0  # of --eval_every
 
 
@@ -74,8 +77,9 @@ class Run:
 
     @property
     def total(self):
-        """Questions of all epochs."""
-        return max(1, round(self.config.run.epochs * len(self.questions)))
+        """Questions of all epochs; ENDLESS if --steps alone ends the run."""
+        epochs = self.config.run.epochs
+        return ENDLESS if epochs is None else max(1, round(epochs * len(self.questions)))
 
     @property
     def per_step(self):
@@ -182,6 +186,36 @@ class Run:
         self.own_numbers.clear()
 
     @property
+    def first(self):
+        """The metric of the first reward."""
+        return f"reward/{self.reward_functions[0].name}"
+
+    @property
+    def judge_grades(self):
+        """Whether an evaluation, too, is judged by a first reward that grades."""
+        return self.config.data.graded and self.is_right is self.reward_functions[0].function
+
+    def look_at_rewards(self, of_step):
+        """Say it, if a first reward of the user's own begins to grade. From then on nothing is
+        called right or wrong."""
+        data = self.config.data
+        if not data.graded and is_own(self.reward_functions[0].function):
+            values = of_step.rollout.rewards[0].flatten().tolist()
+            if any(ranks.gather([grades(values)])):
+                self.take_as_grades()
+        if data.graded:
+            of_step.metrics.update(accuracy=None, all_right=None, all_wrong=None)
+
+    def take_as_grades(self):
+        """The first reward of the run grades: run.json keeps this."""
+        if not self.config.data.graded:
+            self.config.data.graded = True
+            keep_options(self.config.run.output_dir, self.config)
+            progress.note(
+                f"note: {self.reward_functions[0].name} pays more than 0 and 1. From now on the "
+                "table shows its mean, `reward`, and calls nothing right or wrong.")
+
+    @property
     def evaluates(self):
         """Whether --eval_every asks for an evaluation after this step."""
         every = self.config.data.eval_every
@@ -189,11 +223,13 @@ class Run:
 
     def count_evaluation(self, scores):
         """Add an evaluation. Returns what the log says of it."""
-        state, accuracy = self.state, scores["greedy"]["accuracy"]
+        state, name = self.state, "reward" if self.judge_grades else "accuracy"
         state.evaluation_seconds += scores["seconds"]
-        if accuracy > state.best.get("accuracy", -1):  # of equal ones the earliest is the best
-            self.better = {"step": state.step, "accuracy": accuracy}
-        return {"eval_accuracy": accuracy, "eval_length": scores["greedy"]["length"]}
+        value = scores["greedy"][name]
+        # of equal ones the earliest is the best; an accuracy says nothing of a mean reward
+        if value > state.best.get(name, -math.inf):
+            self.better = {"step": state.step, name: value}
+        return {f"eval_{name}": value, "eval_length": scores["greedy"]["length"]}
 
     def save(self, last):
         """Write a checkpoint of this step, if one is due: also if it is the best one so far. last:

@@ -88,6 +88,18 @@ def accuracy_reward(reward_functions, dataset, eval_dataset):
     return REWARDS[task_of(eval_dataset).rewards[0]]
 
 
+def is_own(function):
+    """Whether a reward is the user's own."""
+    return function not in REWARDS.values()
+
+
+def grades(values):
+    """Whether a reward of the user's own that pays these values says more than right or wrong. As
+    long as all are 0, 1 or −1, it does not: then right is 1. None and NaN: it does not apply."""
+    return any(value is not None and abs(value) not in (0, 1) and value == value
+               for value in values)
+
+
 def judged_alike(dataset, other):
     """Whether the first reward of a run on `dataset` also judges the questions of `other`."""
     return Path(other).is_file() or task_of(other).rewards == task_of(dataset).rewards
