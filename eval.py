@@ -31,7 +31,7 @@ from engine.run.command_line import compose, given, given_twice, option, run_pro
 from engine.run.folder import as_in_the_run, rows_for_eval
 from engine.scoring.gold_answers import right_by_itself
 from engine.scoring.score import Reward, grades, is_own, load_rewards, read, reward_columns, score
-from scores import summarize, summarize_rewards, verdict
+from scores import summarize, verdict
 from tasks.table import TASKS, base_model, task_of
 
 # --- sampling and judging ---
@@ -144,7 +144,7 @@ def summary_of(records, judge, graded):
         return summarize(records, partial(answer_of, judge))
     for record in records:
         record["correct"] = None
-    return summarize_rewards(records)
+    return summarize(records, None, "score")
 
 
 # --- eval-NAME.jsonl ---

@@ -94,57 +94,45 @@ def paired(first, second, draws=10_000, least=-1.0):
     return mean, interval(differences, least), p
 
 
-def summarize(records, answer_of):
+def summarize(records, answer_of, key="correct"):
     """Means over records, one of each completion, with their intervals.
 
     accuracy (avg@k); from two completions of a question on also pass@k and maj@k. k is the
     smallest number of completions of a question. maj@k needs a completion with an answer. reward:
-    the mean of the scores, if the records have any.
+    the mean score, if the records have one; with the key "score" it comes in place of all these.
     answer_of: as for `majority_is_right`. It is made of this, of `group_by_question`, `mean_value`,
     `pass_at_k` and `interval`.
     """
-    groups = group_by_question(records, "correct")
+    groups = group_by_question(records, key)
     n = min(map(len, groups))
-    scores = {"accuracy": [mean_value(group, "correct") for group in groups]}
-    powers_of_two = {2**i for i in range(1, n.bit_length())}
-    for k in sorted(powers_of_two | {n} - {1}):
+    if key == "score":
+        scores, least, sizes = {}, None, []
+        scores["reward"] = [mean_value(group, key) for group in groups]
+    else:
+        scores, least = {}, 0.0
+        scores["accuracy"] = [mean_value(group, key) for group in groups]
+        sizes = {2**i for i in range(1, n.bit_length())} | {n} - {1}
+    for k in sorted(sizes):
         values = []
         for group in groups:
             right = sum(record["correct"] for record in group)
             values.append(pass_at_k(len(group), right, k))
         scores[f"pass@{k}"] = values
-    answered = any(r["correct"] or answer_of(r["completion"]) is not None for r in records)
-    if n > 1 and answered:
+    if sizes and any(answer_of(record["completion"]) is not None for record in records):
         scores[f"maj@{n}"] = [majority_is_right(group[:n], answer_of) for group in groups]
     summary, intervals = {}, {}
     for name, values in scores.items():
         summary[name] = sum(values) / len(values)
-        intervals[name] = interval(values)
+        intervals[name] = interval(values, least)
     summary["intervals"] = intervals
     if "score" in records[0]:
         summary["reward"] = sum(mean_value(group, "score") for group in groups) / len(groups)
-    return summary | counts(records, groups)
-
-
-def summarize_rewards(records):
-    """The mean score of the records with its interval, for a reward that is no verdict. The rest is
-    that of `summarize`."""
-    groups = group_by_question(records, "score")
-    values = [mean_value(group, "score") for group in groups]
-    summary = {
-        "reward": sum(values) / len(values), "intervals": {"reward": interval(values, least=None)}}
-    return summary | counts(records, groups)
-
-
-def counts(records, groups):
-    """What a summary says besides its scores. groups: of `group_by_question`."""
-    found = {}
     if "tokens" in records[0]:  # else another program has sampled
-        found["length"] = mean_value(records, "tokens")
-        found["truncated"] = mean_value(records, "truncated")
-    found["questions"] = len(groups)
-    found["samples"] = min(map(len, groups))
-    return found
+        summary["length"] = mean_value(records, "tokens")
+        summary["truncated"] = mean_value(records, "truncated")
+    summary["questions"] = len(groups)
+    summary["samples"] = n
+    return summary
 
 
 def mean_value(records, key):

@@ -83,7 +83,8 @@ def chosen_on(run):
 
 def kind_of_test(data):
     """What the questions of the evaluation are."""
-    return "training questions" if same_rows(data.dataset, data.tested) else "test questions"
+    again = data.tested and same_rows(data.dataset, data.tested)
+    return "training questions" if again else "test questions"
 
 
 def begin(run_dir, last_step):
