@@ -124,13 +124,13 @@ def examine(
         begin = time.perf_counter()
         records = evaluate(
             sampler, tokenizer, questions, is_right, how, samples=k, part=part, **options)
-        if all(record["correct"] is None for record in records):
+        if all(record["score"] is None for record in records):
             raise UserError("the reward that judges an evaluation applies to none of its "
                             "questions: name another one first.")
         found[part] = records
         summary["seconds"] = time.perf_counter() - begin
         first = records[: 3 * k : k]
-        summary["examples"] = [record for record in first if record["correct"] is not None]
+        summary["examples"] = [record for record in first if record["score"] is not None]
     scores = [record["score"] for records in found.values() for record in records]
     summary["graded"] = graded or is_own(is_right) and grades(scores)
     for part, records in found.items():

@@ -129,9 +129,9 @@ def announce(config, run, notes):
     if run.test and not run.state.step:
         completions = 4 * len(run.test)
         steps = completions / (questions * run.algorithm.group_size)
-        progress.note(f"Before and after training {len(run.test)} {kind_of_test(config.data)} get "
-                      f"a greedy and a sampled answer each: {completions:,} completions, as many "
-                      f"as in {steps:.1f} steps. For less: --eval_questions, with 0 for none.")
+        progress.note(f"Before and after the run {len(run.test)} {kind_of_test(config.data)} get "
+                      f"a greedy and a sampled answer: {completions:,} completions, as many as in "
+                      f"{steps:.1f} steps. --eval_questions changes this; 0: none.")
     if config.preview.check_rewards:
         progress.note(f"Now the first step is sampled, at most {config.sampling.max_new_tokens} "
                       "tokens for each completion, and scored. Nothing is trained. For less, lower "
@@ -142,9 +142,10 @@ def announce(config, run, notes):
 
 def show_step(bar, run, metrics):
     """Move the bar."""
-    worth = f"accuracy {metrics['accuracy']:.2f}"
     if run.config.data.graded:
         worth = f"reward {metrics[run.first]:.3g}"
+    else:
+        worth = f"accuracy {metrics['accuracy']:.2f}"
     words = f"{worth}, length {metrics['length']:.0f}"
     bar.set_description_str(f"{run.algorithm.name}, {words}", refresh=False)
     bar.total = run.steps
