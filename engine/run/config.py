@@ -139,7 +139,9 @@ def compared(config, algorithm):
     """The command of the same run with another algorithm; None if that refuses its options."""
     options = flat(config)
     chosen = {"algorithm": algorithm, "dataset": options["dataset"]}
-    usual = layers(chosen | {"algorithm": options["algorithm"]})
+    # what the other options are depends on these
+    layered = {name: options[name] for name in ("algorithm", "steps", "eval_dataset")}
+    usual = layers(chosen | layered) | {"steps": None, "eval_dataset": None}
     for name, value in options.items():
         if value not in (None, usual[name]) and name not in NOT_COMPARED:
             chosen[name] = value

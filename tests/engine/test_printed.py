@@ -3,11 +3,13 @@
 import json
 import re
 import shlex
+from statistics import fmean
 
 import pytest
 
 import eval as evaluation
 import train
+from engine.base import files
 from engine.base.errors import UserError
 from engine.run.command_line import given
 from engine.run.config import Config, config_of
@@ -40,11 +42,14 @@ def test_the_commands_at_the_end_of_a_run_work_and_measure_the_same(
     evaluation.main(again)
     scores = json.loads((folder / "eval-my data.json").read_text())
     assert program == "eval.py" and scores["questions"] == 8
+    assert scores["of_the_run"] == " (4 of them were trained on)"
+    assert "\nOn 4 training questions: greedy reward " in out
     wanted = {"judge": "mine.py:mine:2", "max_new_tokens": 16, "temperature": 0.9, "stop": ["9"],
               "system_prompt": "Add it."}
     assert wanted.items() <= scores.items()
     summary = json.loads((folder / "summary.json").read_text())
-    assert scores["greedy"]["accuracy"] == summary["after"]["greedy"]["accuracy"] > 0
+    greedy = [row["score"] for row in files.read(folder / "eval-my data.jsonl")[1:5]]
+    assert fmean(greedy) == summary["after"]["greedy"]["reward"] > 0
 
     program, *other = shlex.split(lines["compare"])
     chosen = given(Config, other)
@@ -52,6 +57,40 @@ def test_the_commands_at_the_end_of_a_run_work_and_measure_the_same(
     assert not {"pruning_rate", "output_dir"} & chosen.keys()
     assert (chosen["stop"], chosen["columns"]) == (["9"], ["question=q"])
     assert train.main(other) == 0  # into a folder of its own
+
+
+@pytest.mark.parametrize("words, count, of_the_run", [
+    ("", 12, " (4 of them were trained on)"), ("--eval_every 1", 3, ", held out of the training"),
+    ("--hooks FIRST", 12, " (2 of them were trained on)"),
+    ("--eval_every 2 --eval_dataset DATA", 12, " (4 of them were trained on)"),
+    ("--eval_dataset OTHER", 5, ""),
+])
+def test_an_evaluation_says_what_the_run_has_done_with_its_questions(
+    small, tmp_path, words, count, of_the_run, capsys
+):
+    """Of 12 questions of a file."""
+    data = written(tmp_path / "mine.jsonl", sums(12))
+    other = written(tmp_path / "other.jsonl", sums(17)[12:])
+    (tmp_path / "first.py").write_text(
+        "def curriculum(questions, past, count, rng):\n    return [0, 5] * (count // 2)\n")
+    for name, path in [("DATA", data), ("OTHER", other), ("FIRST", tmp_path / "first.py")]:
+        words = words.replace(name, str(path))
+    folder = tmp_path / "run"
+    run(small, folder, f"{BRIEF} --pruning_rate 0.5 --dataset {data} {words}")
+    trained = files.read(folder / "samples.jsonl")
+    evaluation.main(["--model", str(folder)])
+    assert f" {count} questions{of_the_run}, judged by" in capsys.readouterr().out
+    [answers] = folder.glob("eval-*.jsonl")
+    asked = {row["question"] for row in files.read(answers)[1:]}
+    assert len(asked) == count
+    if of_the_run.startswith(", held out"):
+        assert not asked & {row["question"] for row in trained}
+    elif "trained" in of_the_run:  # samples.jsonl has the first question of each step
+        assert {row["question"] for row in trained} <= asked
+    evaluation.main(["--model", str(folder), "--questions", "2", "--output_dir", f"{tmp_path}/few"])
+    said = capsys.readouterr().out
+    if words.startswith("--hooks"):
+        assert " 2 questions (1 of them were trained on), judged" in said
 
 
 def test_the_command_after_ctrl_c_is_whole(small, tmp_path, monkeypatch, capsys):

@@ -7,6 +7,7 @@ import datasets
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+import eval as evaluation
 from engine.base.errors import UserError
 from engine.data.questions import (
     Questions,
@@ -16,6 +17,8 @@ from engine.data.questions import (
     prompt_text,
     take,
 )
+from engine.scoring.gold_answers import right_by_itself
+from engine.scoring.score import load_rewards
 from experiments.library import toy_model
 from rewards import format_reward
 from tasks.table import SYSTEM_PROMPT
@@ -107,6 +110,54 @@ def test_a_chat_goes_through_the_template_whole(tokenizer, template, chat, optio
 def test_the_completion_begins_with_what_a_prefilled_turn_has_begun():
     for chat, begins in ((CHAT, ""), ([*CHAT, turn("assistant", "7=")], "7=")):
         assert begun("u9-2=?;a" + begins, ONE | {"prompt": chat}) == begins
+
+
+SOLVED = turn("assistant", "So 9-2=7: \\boxed{7}.")
+
+
+@pytest.mark.parametrize("reward, last, stays", [
+    ("gsm8k_accuracy", SOLVED, False), ("gsm8k_accuracy", turn("assistant", "9-2="), True),
+    ("gsm8k_accuracy", turn("assistant", "\\boxed{8}"), True), ("gsm8k_accuracy", None, True),
+    ("number_accuracy", turn("assistant", "9-2=7"), False), ("format_reward", SOLVED, True),
+    ("own:pays_all", SOLVED, True), ("own:fails", SOLVED, True), ("own:part", SOLVED, True),
+    ("own:looks", SOLVED, False),
+])
+def test_a_last_turn_that_is_paid_by_itself_is_not_shown(
+    tokenizer, reward, last, stays, tmp_path
+):
+    (tmp_path / "own.py").write_text(
+        "def pays_all(completions, **columns): return [1 for text in completions]\n"
+        "def fails(completions, **columns): return [1 / 0]\n"
+        "def part(completions, **columns): return [len(text) / 100 for text in completions]\n"
+        "def looks(completions, answer, **columns):\n"
+        "    return [float(a in text) for text, a in zip(completions, answer)]\n")
+    [loaded] = load_rewards([reward.replace("own:", f"{tmp_path}/own.py:")])
+    chat = [*CHAT, last] if last else CHAT
+    row = {"question": "9-2=?", "answer": "7", "prompt": chat}
+    tokenizer.chat_template = TURNS
+    questions = Questions([row, ONE], "toy", tokenizer, "", are_right=right_by_itself(loaded))
+    first = questions.ask([0])[0]
+    assert first["prompt"] == tokenizer(text_of(chat if stays else CHAT)).input_ids
+    assert first["begun"] == (last["content"] if stays and last else "")
+    assert row["prompt"] == chat and ("1 of the first 2 chats" in str(questions.notes())) != stays
+
+
+def text_of(chat):
+    text = "".join(f"{each['role'][0]}{each['content']};" for each in chat)
+    return text[:-1] if chat[-1]["role"] == "assistant" else f"{text}a"
+
+
+def test_training_and_evaluation_say_that_a_chat_shows_its_answer(small, tmp_path, capsys):
+    rows = [{"messages": [turn("user", f"{i}+1=?"), turn("assistant", f"\\boxed{{{i + 1}}}")],
+             "answer": str(i + 1)} for i in range(4)]
+    data = written(tmp_path / "sft.jsonl", rows)
+    run(small, tmp_path / "run", f"--dataset {data} --eval_dataset {data} --steps 1 --group_size 4 "
+        "--max_new_tokens 4 --questions_per_step 2")
+    assert "4 of the first 4 chats end with" in capsys.readouterr().out
+    evaluation.main(["--model", f"{tmp_path}/run"])
+    assert "4 of the first 4 chats end with" in capsys.readouterr().out
+    scores = json.loads((tmp_path / "run/eval-sft.json").read_text())
+    assert scores["sampled"]["accuracy"] < 1
 
 
 @pytest.mark.parametrize("template, options, reason", [
