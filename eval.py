@@ -9,10 +9,12 @@ interrupted evaluation, run the same command again. The number of processes chan
 tools/compare.py compares two evaluations, and judges what another program has sampled.
 """
 
+import math
 import time
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -29,8 +31,8 @@ from engine.model.networks import make_sampler, uses_ours
 from engine.model.sampler import Sampler
 from engine.run.command_line import compose, given, given_twice, option, run_program
 from engine.run.folder import as_in_the_run, rows_for_eval
-from engine.scoring.gold_answers import right_by_itself
-from engine.scoring.score import Reward, grades, is_own, load_rewards, read, reward_columns, score
+from engine.scoring.gold_answers import right_alone
+from engine.scoring.score import Reward, is_grade, is_own, load_rewards, read, reward_columns, score
 from scores import summarize, verdict
 from tasks.table import TASKS, base_model, task_of
 
@@ -80,12 +82,24 @@ def sample_batch(sampler, tokenizer, questions, is_right, sampling, samples, sta
     for i, text in enumerate(texts):
         number = i // samples
         row = rows[number]
-        correct = verdict(values[i])
         records.append({
             "index": start + number, "question": row["question"], "answer": row["answer"],
-            "completion": text, "correct": correct, "score": None if correct is None else values[i],
-            "tokens": lengths[i], "truncated": truncated[i]})
+            "completion": text, **judged(is_right, values[i]), "tokens": lengths[i],
+            "truncated": truncated[i]})
     return records
+
+
+def judged(is_right, value):
+    """What a record says of the value of a reward. correct: None if it does not apply, or says more
+    than right and wrong. score: None if it does not apply."""
+    correct = None if is_grade(is_right, value) else verdict(value)
+    return {"correct": correct, "score": None if math.isnan(value) else value}
+
+
+def key_of(records):
+    """What counts of these records: "correct", or "score" if a reward is no verdict."""
+    grades = any(row["correct"] is None and row["score"] is not None for row in records)
+    return "score" if grades else "correct"
 
 
 def name_of(is_right):
@@ -105,14 +119,15 @@ def answer_of(judge, completion):
 
 
 def examine(
-    sampler, tokenizer, questions, is_right, sampling, *, samples=1, graded=False, **options
+    sampler, tokenizer, questions, is_right, sampling, *, samples=1, measure="accuracy", **options
 ):
     """Greedy accuracy, and avg@`samples` and the like (0: leave them out).
 
-    graded: is_right is known to be no verdict: then its mean is in the place of all these.
+    measure: "reward", if an is_right of the user's own is known to be no verdict. Then its mean
+    comes in place of these.
     options: batch_size, seed, label, path and earlier, as for `evaluate`.
     Returns {"greedy": …, "sampled": …, "seconds": of the sampled part, "examples": 3 questions,
-    "graded": …}; {} without a question.
+    "measure": …}; {} without a question.
     """
     if not questions:
         return {}
@@ -129,22 +144,14 @@ def examine(
                             "questions: name another one first.")
         found[part] = records
         summary["seconds"] = time.perf_counter() - begin
-        first = records[: 3 * k : k]
-        summary["examples"] = [record for record in first if record["score"] is not None]
-    scores = [record["score"] for records in found.values() for record in records]
-    summary["graded"] = graded or is_own(is_right) and grades(scores)
+        summary["examples"] = [row for row in records[: 3 * k : k] if row["score"] is not None]
+    key = key_of(chain(*found.values()))
+    if measure == "reward" and is_own(is_right):
+        key = "score"
+    summary["measure"] = "reward" if key == "score" else "accuracy"
     for part, records in found.items():
-        summary[part] = summary_of(records, name_of(is_right), summary["graded"])
+        summary[part] = summarize(records, partial(answer_of, name_of(is_right)), key)
     return summary
-
-
-def summary_of(records, judge, graded):
-    """The scores of records. A reward that grades calls nothing right, and the records say so."""
-    if not graded:
-        return summarize(records, partial(answer_of, judge))
-    for record in records:
-        record["correct"] = None
-    return summarize(records, None, "score")
 
 
 # --- eval-NAME.jsonl ---
@@ -196,14 +203,6 @@ def open_answers(path, setting):
     return answers
 
 
-def call_nothing_right(path):
-    """Take the verdicts out of a file of answers: its judge is none."""
-    first, *records = files.read(path)
-    for record in records:
-        record["correct"] = None
-    files.write(path, files.as_lines([first, *records]))
-
-
 # --- the scores in words ---
 
 MEANS = {  # what a score is the share of
@@ -211,7 +210,7 @@ MEANS = {  # what a score is the share of
     "avg": "a sampled answer is right ({} for each question)",
     "pass": "at least one of {} sampled answers is right",
     "maj": "the most frequent of {} sampled answers is right",
-    "reward": "the mean reward of the most likely answer",
+    "reward, greedy": "the mean reward of the most likely answer",
     "reward, avg": "the mean reward of a sampled answer ({} for each question)",
 }
 
@@ -220,9 +219,7 @@ def report(part, scores):
     """Print the scores of one part, "greedy" or "sampled", with their intervals."""
     average = "greedy" if part == "greedy" else f"avg@{scores['samples']}"
     for name, (low, high) in scores["intervals"].items():
-        title = name.replace("accuracy", average)
-        if name == "reward" and part == "sampled":
-            title = f"reward, {average}"
+        title = name.replace("accuracy", average).replace("reward", f"reward, {average}")
         kind, _, k = title.partition("@")
         means = MEANS[kind].format(k)
         value = f"{scores[name]:.3f}"
@@ -271,7 +268,8 @@ class Config:
     seed: int = option(42, "of the sampling", limits="(-∞, ∞)")
     output_dir: str | None = option(
         None, "where the results go; none: the model's folder, runs/eval-NAME for one of the hub")
-    graded: bool = False  # no option: the run says that its judge is no verdict
+    measure: str = "accuracy"  # no option: that of the run
+    run: dict | None = None  # no option: all options of the run
 
 
 def check(chosen):
@@ -312,7 +310,7 @@ def results_folder(config):
 
 def evaluate_benchmark(benchmark, rows, asked, config, source, model, tokenizer, folder):
     """Evaluate one benchmark, write its two files and print its scores. asked: what the run has
-    done with the rows, in words."""
+    done with its rows, in words."""
     task = task_of(benchmark)
     config = replace(
         config, judge=config.judge or task.rewards[0],
@@ -323,7 +321,7 @@ def evaluate_benchmark(benchmark, rows, asked, config, source, model, tokenizer,
     [reward] = load_rewards([config.judge])
     questions, notes = with_prompts(
         rows, benchmark, tokenizer, system_prompt=config.system_prompt, max_prompt_tokens=room,
-        template_options=config.chat_template_kwargs or {}, are_right=right_by_itself(reward))
+        template_options=config.chat_template_kwargs or {}, is_right=partial(right_alone, reward))
     sampling = Sampling(
         config.max_new_tokens, config.temperature, config.top_p, config.top_k, config.stop)
     setting = setting_of(config, source, benchmark, questions, sampling, model.dtype)
@@ -334,7 +332,7 @@ def evaluate_benchmark(benchmark, rows, asked, config, source, model, tokenizer,
         sampler = make_sampler(config.sampler, model, sampler, tokenizer, sampling)
     summary = examine(
         sampler, tokenizer, questions, reward.function, sampling,
-        samples=config.samples, graded=config.graded, batch_size=config.batch_size,
+        samples=config.samples, measure=config.measure, batch_size=config.batch_size,
         seed=config.seed, label=benchmark, path=path, earlier=ranks.from_first(earlier))
     if ranks.rank() == 0:
         write_scores(path, setting, asked, notes, summary)
@@ -366,8 +364,6 @@ def write_scores(path, setting, asked, notes, summary):
     scores = path.with_suffix(".json")
     content = setting | {"of_the_run": asked, "notes": notes} | summary
     files.write(scores, files.as_json(content, indent=2))
-    if summary["graded"]:
-        call_nothing_right(path)
     print(f"\n{setting['benchmark']}: {setting['questions']} questions{asked}, judged by "
           f"{setting['judge']}, temperature {setting['temperature']:g}; 95 % intervals in brackets")
     for note in notes:
@@ -385,8 +381,7 @@ def main(argv):
         progress.note(f"note: {note}")
     folder = results_folder(config)
     # a wrong line of a file is refused before the model is loaded
-    rows = [rows_for_eval(name, config.questions or None, config.model, config.columns)
-            for name in config.benchmark]
+    rows = [rows_for_eval(name, config) for name in config.benchmark]
     source = resolve_model(base_model(config.model, config.benchmark[0]))
     try:
         with files.writing_into(folder):

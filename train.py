@@ -42,7 +42,7 @@ from engine.run.interrupt import Interrupt, in_one_sentence
 from engine.run.metrics import summarize
 from engine.run.plan_command import print_plan
 from engine.run.preview import show
-from engine.scoring.score import grades, is_own
+from engine.scoring.score import is_grade
 from eval import examine, sample_batch
 from records import FIRST, Moment, Step
 from rollout import sample_and_score
@@ -146,9 +146,9 @@ def evaluate(run, label, questions, samples=1):
     networks = run.networks
     scores = examine(
         networks.sampler, networks.tokenizer, questions, run.is_right, run.config.sampling,
-        samples=samples, graded=run.judge_grades, seed=run.seed, label=label)
-    if scores.get("graded"):
-        run.take_as_grades()
+        samples=samples, measure=run.config.data.measure, seed=run.seed, label=label)
+    if scores.get("measure") == "reward":
+        run.show_rewards()
     return scores
 
 
@@ -157,8 +157,6 @@ def greedy_answer(run, i):
     networks, greedy = run.networks, replace(run.config.sampling, temperature=0.0)
     [record] = sample_batch(networks.sampler, networks.tokenizer, run.test, run.is_right, greedy,
                             samples=1, start=i, size=1, seed=run.seed)
-    if run.judge_grades:
-        record["correct"] = None
     return record
 
 
@@ -170,8 +168,8 @@ def check_rewards(config, algorithm, device, rows):
         run.next_questions(), run.networks, algorithm, run.reward_functions, config.sampling,
         random.Random(f"{run.seed} 1 0"), Clock(device), more=run.next_questions)
     metrics, samples = show(rollout, run.algorithm, run.networks.tokenizer)
-    own = is_own(run.reward_functions[0].function)
-    config.data.graded = own and grades(rollout.rewards[0].flatten().tolist())
+    if any(is_grade(run.reward_functions[0].function, x) for x in rollout.rewards[0].flatten()):
+        config.data.measure = "reward"
     for sentence in of_one_step(metrics, samples, config.options):
         progress.note(sentence)
 

@@ -45,7 +45,7 @@ class Task:
     base: str | None = None
     # of the test split, if it is another one: scored before and after training
     eval_questions: int = 256
-    # completions of the first step, of the last one → a sentence about what is learned, or ""
+    # lines of the first and of the last step in samples.jsonl → what was learned, or None
     learned: Callable | None = None
 
     @property

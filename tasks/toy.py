@@ -60,12 +60,13 @@ def questions(split, operands=(OPERANDS, OPERANDS)):
 
 
 def learned(first, last):
-    """What a run has learned besides right answers, in a sentence; else "". first, last: the
-    completions of its first and of its last step."""
+    """What a run has learned besides right answers, in a sentence; None: nothing. first, last: the
+    lines of its first and of its last step in samples.jsonl."""
     if share_of_thoughts(first) < 0.5 and share_of_thoughts(last) > 0.9:
         return "It thinks now. The reward asked only for right answers."
-    return ""
+    return None
 
 
-def share_of_thoughts(completions):
-    return sum("<think>" in text for text in completions) / len(completions)
+def share_of_thoughts(line):
+    return sum("<think>" in row["completion"] for row in line["completions"]) / len(
+        line["completions"])

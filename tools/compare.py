@@ -12,6 +12,8 @@ interval, and the p of a paired permutation test.
 
 import argparse
 import sys
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 
@@ -21,9 +23,9 @@ from engine.base import files
 from engine.base.errors import UserError
 from engine.data.rows import open_file
 from engine.run.command_line import run_program
-from engine.scoring.score import grades, is_own, load_rewards, reward_columns, score
-from eval import read_answers, report, summary_of
-from scores import group_by_question, mean_value, paired, verdict
+from engine.scoring.score import load_rewards, reward_columns, score
+from eval import answer_of, judged, key_of, read_answers, report
+from scores import group_by_question, mean_value, paired, summarize
 
 # --- one file of completions ---
 
@@ -35,10 +37,8 @@ def judge_file(path, judge, columns, output_dir):
     texts = [record["completion"] for record in records]
     scores, _ = score([reward], texts, reward_columns(rows))
     for record, value in zip(records, scores[reward.name].tolist()):
-        record["correct"] = verdict(value)
-        record["score"] = None if record["correct"] is None else value
-    graded = is_own(reward.function) and grades(record["score"] for record in records)
-    summary = summary_of(records, reward.name, graded)
+        record.update(judged(reward.function, value))
+    summary = summarize(records, partial(answer_of, reward.name), key_of(records))
     report("sampled", summary)
     folder = Path(output_dir or Path(path).parent)
     scored = folder / f"scored-{Path(path).stem}.json"
@@ -81,20 +81,18 @@ DRAWN = ("model", "seed", "batch_size", "torch", "transformers")
 def compare(paths):
     """Print the difference between two files of answers to the same questions."""
     (setting, first), (other, second) = map(read_answers, paths)
-    records = [record for part in (*first.values(), *second.values()) for record in part]
-    # eval.py takes away the verdicts of a judge that grades
-    graded = any(record["correct"] is None and record["score"] is not None for record in records)
-    if graded:
+    key = key_of(chain(*first.values(), *second.values()))
+    if key == "score":
         print("note: the judge says more than right and wrong: these are mean rewards.")
     print(f"{setting['model']}: {paths[0]}")
     print(f"{other['model']}: {paths[1]}")
-    for key in setting:
-        one, two = setting[key], other.get(key)
-        if one != two and key not in DRAWN:
-            print(f"note: not the same {key}: {one!r:.60} and {two!r:.60}.")
+    for name in setting:
+        one, two = setting[name], other.get(name)
+        if one != two and name not in DRAWN:
+            print(f"note: not the same {name}: {one!r:.60} and {two!r:.60}.")
     for part in first:
         if part in second:
-            compare_part(part, first[part], second[part], "score" if graded else "correct")
+            compare_part(part, first[part], second[part], key)
 
 
 def compare_part(part, first, second, key):

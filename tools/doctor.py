@@ -25,7 +25,6 @@ from engine.base import files, progress
 from engine.base.errors import UserError
 from engine.run.command_line import run_program
 from engine.run.folder import options_of
-from engine.run.logs import changes
 from engine.scoring.score import read
 from tools.forms import MARKS, nearest_miss
 
@@ -112,34 +111,26 @@ def course_of(m):
     return f"{change} (at most {m.most:.2g})"
 
 
-def rewards_of(m):
-    """The names of the rewards, the first one first."""
-    return [name.removeprefix("reward/") for name in m if name.startswith("reward/")]
-
-
-def measure_of(options, names):
-    """The metric that is to rise. options: of the run. names: of its rewards."""
-    return f"reward/{names[0]}" if options.get("graded") else "accuracy"
-
-
 # --- the findings ---
 
 
 def findings(m, options, samples, steps, below=""):
     """The findings of a run. m: its metrics. samples: those of its first steps and of its last one.
     below: that it ends below its start, in words."""
-    names = rewards_of(m)
-    enough, graded = steps >= STEPS, options.get("graded")
-    stuck = below or not enough or not m[measure_of(options, names)].rises
+    names = [name.removeprefix("reward/") for name in m if name.startswith("reward/")]
+    enough = steps >= STEPS
+    measure = options.get("measure", "accuracy")
+    stuck = below or not enough or not m[measure].rises
     yield from findings_of_parts(m, options, names[0])
     if not samples:
         return
     if stuck:
         yield from findings_of_its_start(m, options, samples[:4])
     yield from findings_of_sampler(m)
-    yield from findings_of_answers(m, options, names, samples, stuck)
-    # a reward that grades may rise by the length alone
-    if enough and (stuck or graded):
+    if measure == "accuracy":
+        yield from findings_of_answers(m, options, names, samples, stuck)
+    # a reward that is no verdict may rise for another reason than better answers
+    if enough and (stuck or measure == "reward"):
         yield from findings_of_its_course(m, options, names, texts_of(samples[-1:]))
     if enough and stuck:
         yield from findings_of_small_updates(m, options)
@@ -234,9 +225,7 @@ def findings_of_answers(m, options, names, samples, stuck):
     most = 0.1 if stuck else 0.2  # healthy: 0.02; a run that rises may have begun with more
     if from_start(m["truncated"]) > (most if enough else 0.5) and accuracy.mean < 0.5:
         yield from why_cut_off(options, answers, samples[0])
-    if stuck and options.get("graded"):
-        yield from why_one_grade(m, first)
-    elif stuck:
+    if stuck:
         # a reward that pays what nobody can read has another way to read
         unread = from_start(unreadable) > 0.5 and accuracy.mean + unreadable.mean <= 1
         if accuracy.mean < 0.1 and unread:
@@ -270,14 +259,6 @@ def why_cut_off(options, answers, sample):
            "if none ends, set eos_token_id in generation_config.json", answers.wrong)
 
 
-def why_one_grade(m, first):
-    """A reward that grades has no right answers."""
-    if from_start(m[f"no_signal/{first}"]) > 0.6:
-        yield (f"The reward {first} pays all completions of most questions the same.",
-               f"no_signal/{first} reward/{first}",
-               "let it see smaller differences, or take a larger --group_size")
-
-
 def why_no_signal(m, first, answers):
     """Why the first reward, the accuracy, pays all completions of most questions the same."""
     accuracy = m["accuracy"]
@@ -304,10 +285,8 @@ def findings_of_its_course(m, options, names, texts):
     step."""
     risen = [f"reward/{name}" for name in names[1:] if m[f"reward/{name}"].rises]
     if risen and m["reward"].rises:
-        measure = measure_of(options, names)
-        word = names[0] if options.get("graded") else "the accuracy"
-        yield (f"Another reward rises, and {word} does not: it is gamed, or learned first.",
-               f"{' '.join(risen)} {measure}",
+        yield ("Another reward rises, and the accuracy does not: it is gamed, or learned first.",
+               f"{' '.join(risen)} accuracy",
                "more steps; if it is gamed, give it only when the answer is right: a smaller "
                "weight may not help, because a group's std divides it away", texts)
     length, cut, entropy = m["length"], m["truncated"], m["entropy"]
@@ -349,11 +328,11 @@ def diagnosis(run_dir):
     if not rows:
         return [], {}, 0
     m, steps, options = metrics_of(rows), len(rows), options_of(run_dir)
-    if options.get("graded"):
-        m.pop("accuracy", None)  # of steps in which it had not graded yet
     samples = files.read(Path(run_dir, "samples.jsonl"))
-    measure = measure_of(options, rewards_of(m))
-    below = ends_below(run_dir, measure, m[measure])
+    measure = options.get("measure", "accuracy")
+    if measure == "reward":
+        m.pop("accuracy", None)  # of the steps in which the reward seemed to be a verdict
+    below = ends_below(run_dir, m[measure], measure)
     found = findings(m, options, samples[:100] + samples[-1:], steps, below)
     return conclusions(found, m, steps), m, steps
 
@@ -372,22 +351,18 @@ def conclusions(found, m, steps):
     return []
 
 
-def tested(run_dir):
-    """(the evaluation before training, that after it) of a finished run, or ({}, {})."""
+def ends_below(run_dir, metric, measure):
+    """In words, that the measure ends below its start: that of the evaluations, or of the samples;
+    else ""."""
+    start, end, falls, kind = metric.start, metric.end, metric.falls, "sampled"
     path = Path(run_dir, "summary.json")
     summary = json.loads(path.read_text()) if path.exists() else {}
-    return summary.get("before") or {}, summary.get("after") or {}
-
-
-def ends_below(run_dir, name, metric):
-    """In words, that the accuracy ends below its start: that of the evaluations, or of the samples;
-    else "". name, metric: of the samples' accuracy, or of a reward that grades."""
-    before, after = tested(run_dir)
-    if before:
-        key = "reward" if after.get("graded") else "accuracy"
-        falls = after["greedy"][key] < before["greedy"][key]
-        return changes(before, after)[0] if falls else ""
-    return f"sampled {name} {metric.start:.3f} → {metric.end:.3f}" if metric.falls else ""
+    if summary.get("before"):
+        kind = "greedy"
+        start = summary["before"]["greedy"][measure]
+        end = summary["after"]["greedy"][measure]
+        falls = end < start
+    return f"{kind} {measure} {start:.3f} → {end:.3f}" if falls else ""
 
 
 # --- the program ---
@@ -403,12 +378,11 @@ def first_sentence(run_dir):
     return f"doctor    {command}" if steps else None
 
 
-def nothing_found(run_dir, metrics, steps):
+def nothing_found(metrics, steps):
     """What is said if there is no finding."""
     if steps >= STEPS:
-        said = ", ".join(changes(*tested(run_dir))[:2])
-        said = said or seen(metrics, "accuracy") or seen(metrics, "reward")
-        return f"Nothing was found in {steps} steps: {said}."
+        course = seen(metrics, "accuracy") or seen(metrics, "reward")
+        return f"Nothing was found in {steps} steps. Of the samples: {course}."
     looked = seen(
         metrics, "truncated unreadable reward_failures skipped_updates group_gap sampler_gap")
     return (f"{steps} steps are too few to judge the accuracy: that takes {STEPS}. Only "
@@ -418,11 +392,10 @@ def nothing_found(run_dir, metrics, steps):
 def main(argv):
     parser = argparse.ArgumentParser()
     parser.add_argument("run", help="folder of a run, such as runs/toy-cppo-1")
-    run_dir = parser.parse_args(argv).run
-    sentences, metrics, steps = diagnosis(run_dir)
+    sentences, metrics, steps = diagnosis(parser.parse_args(argv).run)
     if not steps:
         raise UserError("this folder holds no run with at least one step: name another one.")
-    print("\n".join(sentences) or nothing_found(run_dir, metrics, steps))
+    print("\n".join(sentences) or nothing_found(metrics, steps))
 
 
 if __name__ == "__main__":

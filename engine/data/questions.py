@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from engine.base import progress
 from engine.base.errors import UserError, one_line
 from engine.data.rows import Rows, read_rows
 from engine.model.folders import prompt_room
@@ -37,8 +38,8 @@ class Questions:
     system_prompt: str = SYSTEM_PROMPT
     max_prompt_tokens: int = 512
     template_options: dict = field(default_factory=dict)  # for the chat template
-    # (texts, their rows) → [whether this text is a right answer]; None: nobody can say
-    are_right: Callable | None = None
+    # (text, row) → whether the text alone is a right answer; None: nobody can say
+    is_right: Callable | None = None
 
     def __len__(self):
         return len(self.rows)
@@ -60,7 +61,8 @@ class Questions:
         A row is left out if its prompt is longer than `max_prompt_tokens`, or something is empty.
         No prompt is cut, because its end holds the question and the header of the assistant's turn.
         """
-        rows = self.without_solutions(self.complete(numbers))
+        rows = self.complete(numbers)
+        rows = {number: self.without_solution(row) for number, row in rows.items()}
         examples = task_of(self.name).examples
         texts = [
             prompt_text(self.tokenizer, row, self.system_prompt, examples, self.template_options)
@@ -74,21 +76,17 @@ class Questions:
                 questions[number] = {**row, "prompt": prompt, "begun": begun(text, row)}
         return questions
 
-    def without_solutions(self, rows):
-        """The same rows, {number: row}. A chat that ends with the solution, a turn of the assistant
-        that is a right answer by itself, loses this turn: a model that reads it learns nothing."""
-        ends = {}
-        for number, row in rows.items():
-            if row.get("prompt") and row["prompt"][-1]["role"] == "assistant":
-                ends[number] = row["prompt"][-1]["content"]
-        if not ends or not self.are_right:
-            return rows
-        right = self.are_right([*ends.values()], [rows[number] for number in ends])
-        shortened = {}
-        for number, is_right in zip(ends, right):
-            if is_right:
-                shortened[number] = rows[number] | {"prompt": rows[number]["prompt"][:-1]}
-        return rows | shortened
+    def without_solution(self, row):
+        """The same row. A chat that ends with the solution, a turn of the assistant that is a right
+        answer by itself, loses this turn: a model that reads it learns nothing."""
+        *others, last = row.get("prompt") or [{"role": "user"}]
+        if not self.is_right or last["role"] != "assistant":
+            return row
+        if not self.is_right(last["content"], row):
+            return row
+        progress.note_once(f"note: {self.name}: chats end with a turn of the assistant that is "
+                           "paid by itself. The model does not see it, because it is the answer.")
+        return row | {"prompt": others}
 
     def first(self):
         """The first question that can be asked. Raises UserError if it is not among the first
@@ -113,13 +111,6 @@ class Questions:
             if unread:
                 notes.append(f"{self.name}: only rewards get the columns {', '.join(unread)}. If "
                              "the model needs them, write them into the question.")
-        looked_at = self.complete(range(min(100, len(self))))
-        shorter = self.without_solutions(looked_at)
-        solved = sum(shorter[number] is not row for number, row in looked_at.items())
-        if solved:
-            notes.append(f"{self.name}: {solved} of the first {len(looked_at)} chats end with a "
-                         "turn of the assistant that is paid by itself. The model does not see "
-                         "such a turn, because it holds the answer.")
         if self.tokenizer.chat_template is None:
             notes.append("the model has no chat template: prompts are plain text, "
                          "'User: … Assistant:'.")
@@ -232,13 +223,13 @@ def rows_of_run(data):
     return rows, read_rows(data.tested, "test", data.eval_questions, data.model, data.columns)
 
 
-def questions_of_run(data, rows, max_new_tokens, tokenizer, model, are_right, held_out=()):
+def questions_of_run(data, rows, max_new_tokens, tokenizer, model, is_right, held_out=()):
     """(Questions for training, questions for the evaluation, those for --eval_every, notes) of a
-    run. rows: as of `rows_of_run`. are_right: as for `Questions`. held_out: rows that --eval_every
+    run. rows: as of `rows_of_run`. is_right: as for `Questions`. held_out: rows that --eval_every
     keeps out of the training; without them it takes the questions of the evaluation."""
     room = prompt_room(model, max_new_tokens, data.max_prompt_tokens)
     prompts = {"system_prompt": data.system_prompt, "max_prompt_tokens": room,
-               "template_options": data.chat_template_kwargs or {}, "are_right": are_right}
+               "template_options": data.chat_template_kwargs or {}, "is_right": is_right}
     questions = Questions(rows[0], data.dataset, tokenizer, **prompts)
     notes, test, to_choose = questions.notes(), [], []
     if data.tested:

@@ -256,10 +256,8 @@ def check_columns(words, names):
 
 def same_rows(name, other):
     """Whether the test split of `other` holds the very rows of the training split of `name`."""
-    if name in TASKS or other in TASKS:
-        return name == other and not TASKS[name].has_test_split
-    one, two = Path(name), Path(other)
-    return one.is_file() and two.is_file() and one.samefile(two)
+    one_split = not TASKS[name].has_test_split if name in TASKS else Path(name).is_file()
+    return one_split and Path(name).resolve() == Path(other).resolve()
 
 
 def refuse_unknown(name):

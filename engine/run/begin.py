@@ -1,5 +1,6 @@
 """How a run begins, or goes on from its newest checkpoint."""
 
+from functools import partial
 from pathlib import Path
 
 from engine.base import files, progress, ranks
@@ -10,7 +11,7 @@ from engine.run import checkpoint
 from engine.run.hooks import load_hooks
 from engine.run.plan import choose_micro_batch_tokens
 from engine.run.state import Run, State, model_of
-from engine.scoring.gold_answers import notes_on_gold_answers, right_by_itself
+from engine.scoring.gold_answers import notes_on_gold_answers, right_alone
 from engine.scoring.score import accuracy_reward, load_rewards
 
 PROJECT = Path(__file__).parents[2]
@@ -31,7 +32,7 @@ def begin(config, algorithm, device, rows):
         rows = (others, rows[1])
     questions, test, to_choose, of_questions = questions_of_run(
         data, rows, config.sampling.max_new_tokens, networks.tokenizer, networks.model,
-        right_by_itself(reward_functions[0]), held_out)
+        partial(right_alone, reward_functions[0]), held_out)
     if data.eval_every and not to_choose:
         raise UserError("--eval_every holds out a quarter of the questions: it needs 4 or more.")
     # a model of the project is the same one in another copy of the project
@@ -56,16 +57,7 @@ def begin(config, algorithm, device, rows):
     if saved:
         notes += note_on_learning_rate(run)
     of_answers = notes_on_gold_answers(reward_functions, questions, run.numbers_ahead())
-    return run, notes + note_on_length(run) + of_questions + of_tokens + of_answers
-
-
-def note_on_length(run):
-    """[a sentence], if both --steps and --epochs are given."""
-    options = run.config.run
-    if options.steps is None or options.epochs is None:
-        return []
-    return [f"--steps {options.steps} and --epochs {options.epochs:g} are given: the smaller one "
-            f"counts, so the run makes {progress.count(run.steps, 'step')}."]
+    return run, notes + of_questions + of_tokens + of_answers
 
 
 def note_on_learning_rate(run):

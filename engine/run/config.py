@@ -51,8 +51,8 @@ class Config:
 
     @property
     def options(self):
-        """All options, as attributes, and whether the first reward grades."""
-        return SimpleNamespace(**flat(self), graded=self.data.graded)
+        """All options, as attributes, and the measure."""
+        return SimpleNamespace(**flat(self), measure=self.data.measure)
 
 
 # --- the layers ---
@@ -182,7 +182,7 @@ def saved_options(chosen):
     if not Path(run_dir, "run.json").is_file():
         raise UserError(f"nothing to resume: {run_dir} holds no run. Start it without --resume.")
     saved = folder.options_of(run_dir)
-    other = saved.keys() - {"graded"} ^ flat(Config()).keys()
+    other = saved.keys() - {"measure"} ^ flat(Config()).keys()
     if other:
         raise UserError(
             f"{run_dir} was started by another version of train.py, with other options "
@@ -193,6 +193,4 @@ def saved_options(chosen):
         if chosen.get(name, saved[name]) != saved[name]:
             raise UserError(f"{run_dir} was started with --{name} {saved[name]}, not "
                             f"{chosen[name]}: leave that out, or start a new run.")
-    if chosen.get("rewards", saved["rewards"])[0] != saved["rewards"][0]:
-        saved.pop("graded", None)  # it was said of another reward
     return saved

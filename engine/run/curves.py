@@ -9,7 +9,7 @@ from engine.base import files
 from engine.run.metrics import mean
 
 GRPO, CPPO, FAILS = "#848e9a", "#1d4f8f", "#b1452b"
-PANELS = {  # metric: title of its panel, below that of the accuracy or the reward
+PANELS = {  # metric: title of its panel, below that of the measure
     "length": "tokens of a completion",
     "entropy": "entropy of a token (nats)",
 }
@@ -21,8 +21,8 @@ def curves(folder, algorithm, measure="accuracy", tested=()):
     the user have panels of their own.
 
     A thin line shows single steps. A thick line shows the mean over a twentieth of the run. Points
-    show the greedy accuracy of --eval_every. measure: the metric of the first panel. tested: what
-    the evaluation before and after training says of it, in words: its title, if there are any.
+    show the greedy accuracy of --eval_every. measure: "accuracy" or "reward". tested: what it was
+    before and after training, in words: the title of its panel, if the run was evaluated.
     """
     rows = files.read(Path(folder, "metrics.jsonl"))
     questions = list(accumulate(row["questions"] for row in rows))
@@ -43,9 +43,8 @@ def curves(folder, algorithm, measure="accuracy", tested=()):
         axis.grid(alpha=0.3)
     if tested:
         axes[0].set_title("\n".join(tested), fontsize="medium")
-        axes[0].set_ylabel(f"{measure} of the samples")
-    found = [row.get("eval_accuracy" if measure == "accuracy" else "eval_reward") for row in rows]
-    axes[0].plot(questions, found, "o", color=colour, mfc="white")
+    axes[0].plot(
+        questions, [row.get(f"eval_{measure}") for row in rows], "o", color=colour, mfc="white")
     figure.savefig(Path(folder, "curves.png"), dpi=DPI)
 
 

@@ -18,9 +18,9 @@ from types import SimpleNamespace
 
 from engine.base import files, progress, ranks
 from engine.base.errors import UserError
-from engine.data.questions import hold_out, names_others, numbers_of
+from engine.data.questions import hold_out, names_others
 from engine.data.rows import read_rows, same_rows
-from engine.model.folders import checkpoints
+from engine.model.folders import checkpoints, resolve_model
 from engine.run.command_line import flat
 from engine.scoring.score import judged_alike
 from tasks.table import TASKS
@@ -59,74 +59,50 @@ def as_in_the_run(chosen):
     """The options of eval.py that were given, and those of the run that `model` names: so its
     questions are judged as the run has judged them. chosen: {option: value}."""
     of_run = options_for_eval(chosen.get("model", ""))
-    if "judge" in chosen:
-        of_run.pop("graded", None)  # it is said of the run's own judge
-    same = chosen.get("benchmark") in (None, of_run.get("benchmark"))
-    return of_run | chosen if same else chosen
-
-
-def run_of(model):
-    """The folder of the run that `model` names, this folder or that of a checkpoint; else None."""
-    for folder in (Path(model), Path(model).parent):
-        if (folder / "run.json").is_file():
-            return folder
-    return None
+    if chosen.get("benchmark") not in (None, of_run.get("benchmark")):
+        of_run = {"run": of_run.get("run")}
+    return of_run | chosen
 
 
 def options_for_eval(model):
-    """{option of eval.py: value} of the run that `model` names, its folder or a checkpoint's; of
-    another model {}."""
-    folder = run_of(model)
-    if not folder:
-        return {}
-    run = options_of(folder)
-    same = ("max_new_tokens", "max_prompt_tokens", "system_prompt", "temperature", "stop",
-            "chat_template_kwargs", "columns")
-    found = {name: run.get(name) for name in same}
-    benchmark = run["eval_dataset"] or run["dataset"]
-    found["benchmark"] = [benchmark]
-    if benchmark in TASKS:
-        del found["columns"]  # those of the table are known
-    if ":" in run["sampler"]:  # one of the user's own
-        found["sampler"] = run["sampler"]
-    if judged_alike(run["dataset"], benchmark):
-        found["judge"] = run["rewards"][0]
-        found["graded"] = run.get("graded", False)
-    return found
+    """{option of eval.py: value} of the run that `model` names, its folder or a checkpoint's, and
+    {"run": all its options}; of another model {}."""
+    for folder in (Path(model), Path(model).parent):
+        if (folder / "run.json").is_file():
+            run = options_of(folder)
+            same = ("max_new_tokens", "max_prompt_tokens", "system_prompt", "temperature", "stop",
+                    "chat_template_kwargs", "columns")
+            found = {name: run.get(name) for name in same} | {"run": run}
+            benchmark = run["eval_dataset"] or run["dataset"]
+            found["benchmark"] = [benchmark]
+            if benchmark in TASKS:
+                del found["columns"]  # those of the table are known
+            if ":" in run["sampler"]:  # one of the user's own
+                found["sampler"] = run["sampler"]
+            if judged_alike(run["dataset"], benchmark):
+                found["judge"] = run["rewards"][0]
+                found["measure"] = run.get("measure", "accuracy")
+            return found
+    return {}
 
 
-def rows_for_eval(name, limit, model, columns):
-    """(the rows of a benchmark, what the run that `model` names did with them, in words).
+def rows_for_eval(name, config):
+    """(the rows of a benchmark, what the run of the model did with them, in words). config: that of
+    eval.py.
 
-    If the run trains on the very same rows, they are those that --eval_every has held out; if there
-    are none, the words say how many the run has asked. limit, columns: as for `read_rows`.
+    If the run trains on the very same rows, they are those that --eval_every has held out; without
+    it, the words say how many the run has asked.
     """
-    folder = run_of(model)
-    run = options_of(folder) if folder else {}
-    if not folder or not same_rows(run["dataset"], name):
-        return read_rows(name, "test", limit, model, columns), ""
-    rows = read_rows(name, "test", None, model, columns)
-    asked = asked_by(model, folder, len(rows), run["seed"])
+    run, most = config.run, config.questions or None
+    if not run or not same_rows(run["dataset"], name):
+        return read_rows(name, "test", most, config.model, config.columns), ""
+    rows = read_rows(name, "test", None, config.model, config.columns)
+    state = json.loads(Path(resolve_model(config.model), "state.json").read_text(encoding="utf-8"))
+    asked = len({number for number, _ in state["past"]}) or min(state["position"], len(rows))
+    words = f" (the run was trained on {asked} of {len(rows)})"
     if run["eval_every"] and not names_others(SimpleNamespace(**run)):
-        rows, asked = hold_out(rows, run["seed"])[1], None
-    count = min(limit or len(rows), len(rows))
-    if asked is None:
-        words = ", held out of the training"
-    else:
-        words = f" ({sum(number < count for number in asked)} of them were trained on)"
-    return rows.select(range(count)), words
-
-
-def asked_by(model, folder, questions, seed):
-    """The numbers of the questions that a run had asked at its checkpoint `model`, or at its newest
-    one. questions: how many there are."""
-    path = [folder, *checkpoints(folder), Path(model)]
-    found = [place / "state.json" for place in path if (place / "state.json").is_file()]
-    if not found:
-        return set()
-    state = json.loads(found[-1].read_text(encoding="utf-8"))
-    past = {number for number, _ in state["past"]}
-    return past or {*numbers_of(0, min(state["position"], questions), questions, seed)}
+        rows, words = hold_out(rows, run["seed"])[1], ", held out of the training"
+    return rows.select(range(len(rows))[:most]), words
 
 
 def refuse_used(output_dir):
@@ -147,8 +123,8 @@ def keep_options(run_dir, config):
     """Write run.json, on the first rank. Whether the run was resumed is no option of the run."""
     if ranks.rank() == 0:
         options = flat(config) | {"resume": False}
-        if config.data.graded:
-            options["graded"] = True
+        if config.data.measure != "accuracy":
+            options["measure"] = config.data.measure
         files.write(Path(run_dir, "run.json"), files.as_json(options, indent=2))
 
 

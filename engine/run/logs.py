@@ -14,6 +14,11 @@ from tasks.table import task_of
 
 LINES = ("metrics.jsonl", "samples.jsonl")  # a line of each for each step
 SHORT = 100  # tokens; the table shows only answers that are not longer
+# what the last lines compare: its name there, where it is in the scores, its digits; {}: measure
+CHANGES = [
+    ("greedy {}", "greedy", "{}", 3), ("sampled {}", "sampled", "{}", 3),
+    ("tokens", "sampled", "length", 1),
+]
 
 
 class Logs:
@@ -32,9 +37,8 @@ class Logs:
             begin(self.folder, state.step)
         short = config.sampling.max_new_tokens <= SHORT
         examples = state.before.get("examples", ()) if short else ()
-        self.example = min(examples, key=is_known_right, default=None)
-        self.graded = config.data.graded
-        begin_table(state.before, self.example, self.graded)
+        self.example = min(examples, key=lambda record: bool(record["correct"]), default=None)
+        begin_table(state.before, self.example, config.data.measure)
 
     def write(self, step, of_step, lr):
         """Log a Step, number `step` of the run."""
@@ -48,43 +52,31 @@ class Logs:
         """Print a line of the table after the steps 1, 2, 4, 8, … and after the last one: the means
         since the line above, and what the model answers now. Print one for each evaluation of
         --eval_every."""
-        step, name = run.state.step, "accuracy"
-        if run.config.data.graded:
-            name = run.first
-            if not self.graded:
-                begin_table({}, self.example, graded=True)
-            self.graded = True
+        step, measure = run.state.step, run.config.data.measure
         start = 2 ** (step - 1).bit_length() // 2  # the largest power of 2 below `step`
         if step in (1, 2 * start) or run.finished:
             answer = self.example and self.ask(self.example["index"])
             if self.first:
                 rows = files.read(self.folder / "metrics.jsonl")[start:step]
-                means = {column: mean([row[column] for row in rows]) for column in (name, "length")}
+                means = {name: mean([row[name] for row in rows]) for name in (measure, "length")}
                 steps = f"{start + 1}–{step}" if step > start + 1 else step
-                show_line(steps, means, answer, name=name)
+                show_line(steps, means, answer, measure=measure)
         if "eval_length" in metrics:
-            name = "reward" if run.judge_grades else "accuracy"
             best = ", the best so far" if run.better else ""
-            scores = {column: metrics[f"eval_{column}"] for column in (name, "length")}
-            show_line("greedy", scores, None, f"  {name} on {chosen_on(run)}{best}", name)
-
-
-def is_known_right(record):
-    return bool(record["correct"])
+            scores = {name: metrics[f"eval_{name}"] for name in (measure, "length")}
+            show_line("greedy", scores, None, f"  {chosen_on(run)}{best}", measure)
 
 
 def chosen_on(run):
     """The questions of --eval_every, in words."""
-    of = "held-out training questions"
-    if run.to_choose is run.test:
-        of = kind_of_test(run.config.data)
+    held_out = run.to_choose is not run.test
+    of = "held-out training questions" if held_out else kind_of_test(run.config.data)
     return f"{len(run.to_choose)} {of}"
 
 
 def kind_of_test(data):
-    """What the questions of the evaluation are."""
-    again = data.tested and same_rows(data.dataset, data.tested)
-    return "training questions" if again else "test questions"
+    """What the questions of the evaluation are, in words."""
+    return "training questions" if same_rows(data.dataset, data.tested or "") else "test questions"
 
 
 def begin(run_dir, last_step):
@@ -126,12 +118,11 @@ def announce(config, run, notes):
         progress.note(f"the run goes on after step {run.state.step}.")
     questions = min(run.per_step, run.total)
     progress.note(describe_step(run.algorithm, config.row.keep, questions))
-    if run.test and not run.state.step:
-        completions = 4 * len(run.test)
-        steps = completions / (questions * run.algorithm.group_size)
+    if run.test:
+        steps = 4 * len(run.test) / (questions * run.algorithm.group_size)
         progress.note(f"Before and after the run {len(run.test)} {kind_of_test(config.data)} get "
-                      f"a greedy and a sampled answer: {completions:,} completions, as many as in "
-                      f"{steps:.1f} steps. --eval_questions changes this; 0: none.")
+                      f"a greedy and a sampled answer, as many completions as {steps:.1f} steps. "
+                      "--eval_questions changes this; 0: none.")
     if config.preview.check_rewards:
         progress.note(f"Now the first step is sampled, at most {config.sampling.max_new_tokens} "
                       "tokens for each completion, and scored. Nothing is trained. For less, lower "
@@ -142,39 +133,35 @@ def announce(config, run, notes):
 
 def show_step(bar, run, metrics):
     """Move the bar."""
-    if run.config.data.graded:
-        worth = f"reward {metrics[run.first]:.3g}"
-    else:
-        worth = f"accuracy {metrics['accuracy']:.2f}"
-    words = f"{worth}, length {metrics['length']:.0f}"
+    measure = run.config.data.measure
+    words = f"{measure} {metrics[measure]:.2f}, length {metrics['length']:.0f}"
     bar.set_description_str(f"{run.algorithm.name}, {words}", refresh=False)
     bar.total = run.steps
     bar.update()
 
 
-def begin_table(before, example, graded=False):
+def begin_table(before, example, measure):
     """Print the head of the table, and the line of the evaluation before training."""
-    name, gold = ("reward", "answer") if graded else ("accuracy", "right")
     text = ""
     if example:
+        gold = "right" if measure == "accuracy" else "answer"
         answer = example["answer"].split()[-1]
         text = f"  {example['question'].strip()}  ({gold}: {answer}), greedy:"
-    in_one_row(f"{'steps':>7}  {name:16}tokens", text)
+    in_one_row(f"{'steps':>7}  {measure:16}tokens", text)
     if before:
-        show_line("before", before["sampled"], example, name=name)
+        show_line("before", before["sampled"], example, measure=measure)
 
 
-def show_line(steps, scores, answer, text="", name="accuracy"):
-    """Print a line of the table. scores: the length, and the accuracy or what else has this name.
-    answer: its record, or text in place of one."""
-    worth = f"{scores[name]:<15.3g}"
-    if name == "accuracy":
-        # no number, if the first reward applies to nothing here
-        full = round(10 * scores[name]) if scores[name] >= 0 else 0
-        worth = f"{scores[name]:.2f} {'█' * full:10}"
-    line = f"{steps:>7}  {worth}{scores['length']:7.1f}"
+def show_line(steps, scores, answer, text="", measure="accuracy"):
+    """Print a line of the table. scores: the measure and the length. answer: its record, or text in
+    place of one."""
+    value = scores[measure]
+    # no number, if the first reward applies to nothing here; and a reward may be larger than 1
+    full = round(10 * value) if 0 <= value <= 1 else 0
+    line = f"{steps:>7}  {value:.2f} {'█' * full:10}{scores['length']:7.1f}"
     if answer:
-        line += {True: "  right  ", False: "  wrong  ", None: "  "}[answer["correct"]]
+        verdict = "right  " if answer["correct"] else "wrong  "
+        line += "  " + (verdict if measure == "accuracy" else "")
         text = " ".join(answer["completion"].split())
     in_one_row(line, text)
 
@@ -203,46 +190,29 @@ def finish(algorithm, run, after, notes):
         **counts, "checkpoint": str(checkpoint.newest(folder)), "chosen_on": chosen_on(run)}
     del summary["past"]
     files.write(folder / checkpoint.SUMMARY, files.as_json(summary, indent=2))
-    curves(folder, algorithm.name, run.first if run.config.data.graded else "accuracy",
-           changes(run.state.before, after)[:2])
+    curves(folder, algorithm.name, run.config.data.measure, changes(summary, run.config)[:2])
     report(summary, run.config)
 
 
-def changes(before, after):
-    """What an evaluation after training says beside that before it: [the greedy accuracy, the
-    sampled one, the tokens], each as "name before → after"; [] if there was none. Of a reward that
-    grades it is the mean."""
-    if not before:
-        return []
-    name = "reward" if after.get("graded") else "accuracy"
-    found = []
-    for title, part, key, digits in [
-        (f"greedy {name}", "greedy", name, 3), (f"sampled {name}", "sampled", name, 3),
-        ("tokens", "sampled", "length", 1),
-    ]:
-        found.append(f"{title} {before[part][key]:.{digits}f} → {after[part][key]:.{digits}f}")
+def changes(summary, config):
+    """What the evaluations before and after the run say, in words; [] if there are none."""
+    before, after, found = summary["before"], summary["after"], []
+    for title, part, name, digits in CHANGES if before else ():
+        title, name = title.format(config.data.measure), name.format(config.data.measure)
+        found.append(f"{title} {before[part][name]:.{digits}f} → {after[part][name]:.{digits}f}")
     return found
-
-
-def what_is_learned(data, folder):
-    """What the data set says of a run with its usual rewards."""
-    task = task_of(data.dataset)
-    if not task.learned or data.rewards != [*task.rewards]:
-        return ""
-    samples = files.read(Path(folder, "samples.jsonl"))
-    first, last = ([row["completion"] for row in samples[i]["completions"]] for i in (0, -1))
-    return task.learned(first, last)
 
 
 def report(summary, config):
     """Print what a run has learned, its seconds, and what to do next."""
-    folder = config.run.output_dir
-    before, after = summary["before"], summary["after"]
-    if before:
-        print(f"On {after['greedy']['questions']} {kind_of_test(config.data)}:",
-              ",\n  ".join(changes(before, after)))
-    if learned := what_is_learned(config.data, folder):
-        print(learned)
+    folder, task = config.run.output_dir, task_of(config.data.dataset)
+    if said := changes(summary, config):
+        questions = summary["after"]["greedy"]["questions"]
+        print(f"On {questions} {kind_of_test(config.data)}:", ",\n  ".join(said))
+    samples = files.read(Path(folder, "samples.jsonl"))
+    usual = task.learned and config.data.rewards == [*task.rewards]
+    if usual and (sentence := task.learned(samples[0], samples[-1])):
+        print(sentence)
     seconds = summary["phases"]
     spent = ", ".join(f"{word} {seconds[phase]:.0f}" for phase, word in progress.WORDS.items())
     if summary["evaluation_seconds"]:
@@ -251,9 +221,8 @@ def report(summary, config):
     print("model    ", summary["checkpoint"])
     best = summary["best"]
     if best:
-        name = "accuracy" if "accuracy" in best else "reward"
-        print(f"best      {folder}/{checkpoint.BEST}: step {best['step']}, greedy {name} "
-              f"{best[name]:.3f}, chosen on {summary['chosen_on']}")
+        print(f"best      {folder}/{checkpoint.BEST}: step {best['step']}, greedy "
+              f"{[*best][1]} {[*best.values()][1]:.3f}, chosen on {summary['chosen_on']}")
     print(f"look      {folder}/curves.png")
     other = compared(config, "cppo" if summary["algorithm"] == "grpo" else "grpo")
     if other:

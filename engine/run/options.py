@@ -44,8 +44,8 @@ class DataOptions:
         None, "steps between evaluations (greedy) on 256 questions that are held out of the "
         "training set, or on those of an --eval_dataset that you name; best/ in the run's folder "
         "is the checkpoint with the highest accuracy", limits="[1, ∞)")
-    # no option: the first reward is the user's own, and has paid something else than 0, 1 and −1
-    graded: bool = False
+    # no option: what is shown. "reward": the first one is the user's own, and is no verdict
+    measure: str = "accuracy"
 
     @property
     def tested(self):

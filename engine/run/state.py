@@ -18,7 +18,7 @@ from engine.run import checkpoint
 from engine.run.config import Config, algorithm_with
 from engine.run.folder import keep_options
 from engine.run.hooks import Hooks
-from engine.scoring.score import Reward, grades, is_own
+from engine.scoring.score import Reward, is_grade, is_own
 from tasks.table import base_model
 
 BAD_UPDATES = 5  # the run ends after this many updates in a row that are not finite
@@ -185,35 +185,24 @@ class Run:
             state.past += ranks.gather([*zip(self.own_numbers, mean_rewards)])
         self.own_numbers.clear()
 
-    @property
-    def first(self):
-        """The metric of the first reward."""
-        return f"reward/{self.reward_functions[0].name}"
-
-    @property
-    def judge_grades(self):
-        """Whether an evaluation, too, is judged by a first reward that grades."""
-        return self.config.data.graded and self.is_right is self.reward_functions[0].function
-
     def look_at_rewards(self, of_step):
-        """Say it, if a first reward of the user's own begins to grade. From then on nothing is
-        called right or wrong."""
-        data = self.config.data
-        if not data.graded and is_own(self.reward_functions[0].function):
-            values = of_step.rollout.rewards[0].flatten().tolist()
-            if any(ranks.gather([grades(values)])):
-                self.take_as_grades()
-        if data.graded:
+        """From the first value on that is no verdict nothing is called right or wrong."""
+        function = self.reward_functions[0].function
+        values = of_step.rollout.rewards[0].flatten().tolist()
+        found = any(is_grade(function, value) for value in values)
+        if is_own(function) and any(ranks.gather([found])):
+            self.show_rewards()
+        if self.config.data.measure == "reward":
             of_step.metrics.update(accuracy=None, all_right=None, all_wrong=None)
 
-    def take_as_grades(self):
-        """The first reward of the run grades: run.json keeps this."""
-        if not self.config.data.graded:
-            self.config.data.graded = True
+    def show_rewards(self):
+        """The first reward is no verdict: run.json keeps this."""
+        if self.config.data.measure == "accuracy":
+            self.config.data.measure = "reward"
             keep_options(self.config.run.output_dir, self.config)
             progress.note(
                 f"note: {self.reward_functions[0].name} pays more than 0 and 1. From now on the "
-                "table shows its mean, `reward`, and calls nothing right or wrong.")
+                "table shows the mean reward, and nothing is called right or wrong.")
 
     @property
     def evaluates(self):
@@ -223,7 +212,7 @@ class Run:
 
     def count_evaluation(self, scores):
         """Add an evaluation. Returns what the log says of it."""
-        state, name = self.state, "reward" if self.judge_grades else "accuracy"
+        state, name = self.state, self.config.data.measure
         state.evaluation_seconds += scores["seconds"]
         value = scores["greedy"][name]
         # of equal ones the earliest is the best; an accuracy says nothing of a mean reward

@@ -3,7 +3,7 @@
 import math
 
 from answers import gold_answer, to_number
-from engine.scoring.score import REWARDS, is_own, reward_columns, score, values_of
+from engine.scoring.score import REWARDS, is_grade, reward_columns, score, values_of
 
 LOOKED_AT = 1_024  # gold answers that are judged before a run: all of the first command's
 NO_ANSWERS = ("proof", "notfound", "not found", "n/a", "none", "-")  # of NuminaMath and others
@@ -38,22 +38,12 @@ def notes_on_gold_answers(reward_functions, questions, numbers):
             "another reward, such as math_accuracy."]
 
 
-def right_by_itself(reward):
-    """(texts, their rows) → [whether the reward calls this text right, and not the empty text].
-
-    A reward of the project calls what it pays right, one of the user's own what it pays 1.
-    """
-
-    def are_right(texts, rows):
-        columns = reward_columns(rows)
-        values, error = values_of(reward, texts, columns)
-        nothing, _ = values_of(reward, [""] * len(texts), columns)
-        if error or nothing is None:  # if a completion has this fault too, the run says so
-            return [False] * len(texts)
-        right = [value == 1 if is_own(reward.function) else value > 0 for value in values]
-        return [one and value > none for one, value, none in zip(right, values, nothing)]
-
-    return are_right
+def right_alone(reward, text, row):
+    """Whether the reward calls a text the right answer to a row, and the empty text not."""
+    values, error = values_of(reward, [text, ""], reward_columns([row], 2))
+    if error:
+        return False
+    return values[0] > max(0, values[1]) and not is_grade(reward.function, values[0])
 
 
 def winnable(reward, rows):

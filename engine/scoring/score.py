@@ -93,11 +93,10 @@ def is_own(function):
     return function not in REWARDS.values()
 
 
-def grades(values):
-    """Whether a reward of the user's own that pays these values says more than right or wrong. As
-    long as all are 0, 1 or −1, it does not: then right is 1. None and NaN: it does not apply."""
-    return any(value is not None and abs(value) not in (0, 1) and value == value
-               for value in values)
+def is_grade(function, value):
+    """Whether this value of a reward says more than right or wrong: the reward is the user's own,
+    and the value is not 0, 1 or −1. NaN says nothing."""
+    return is_own(function) and value not in (-1, 0, 1) and not math.isnan(value)
 
 
 def judged_alike(dataset, other):

@@ -8,7 +8,7 @@ import pytest
 
 import eval as evaluation
 from engine.base import files
-from engine.scoring.score import grades
+from engine.scoring.score import REWARDS, is_grade
 from tests.helpers.runs import go_on, metrics_of, run
 from tests.test_train import stop_after
 from tools import compare, doctor
@@ -68,18 +68,18 @@ def test_the_column_is_the_accuracy_until_the_reward_grades(reward, first, made,
     options = json.loads((folder / "run.json").read_text())
     summary = json.loads((folder / "summary.json").read_text())
     name = "reward" if first else "accuracy"
-    assert options.get("graded", False) == summary["after"]["graded"] == bool(first)
-    assert printed.count("calls nothing right or wrong") == bool(first)
+    assert options.get("measure", "accuracy") == summary["after"]["measure"] == name
+    assert printed.count("nothing is called right or wrong") == bool(first)
     heads = re.findall(r"^  steps  (\w+)", printed, re.MULTILINE)
-    assert heads == {None: ["accuracy"], 3: ["accuracy", "reward"], 1: ["reward"]}[first]
+    assert heads == ["reward" if first == 1 else "accuracy"]
     assert name in summary["best"] and f"eval_{name}" in rows[-1]
     last = printed.partition("On 4 test questions: ")[2]
     assert last.startswith(f"greedy {name} ") and f",\n  sampled {name} " in last
     if first:
-        shown = rows[0 if first == 1 else -1][f"reward/{reward}"]
-        assert f"{shown:<15.3g}{'':2}" in printed
+        assert f"{rows[0 if first == 1 else -1]['reward']:.2f} " in printed
         assert "accuracy" not in summary["after"]["greedy"]
-        assert not re.search("right|wrong|accuracy", printed.partition("nothing right or wrong")[2])
+        since = printed.partition("nothing is called right or wrong")[2]
+        assert not re.search("right|wrong|accuracy", since)
 
 
 def test_best_begins_anew_and_a_resume_and_eval_know_it(made, tmp_path, monkeypatch, capsys):
@@ -96,7 +96,7 @@ def test_best_begins_anew_and_a_resume_and_eval_know_it(made, tmp_path, monkeypa
     go_on(killed)
     assert metrics_of(killed) == metrics_of(whole)
     printed = capsys.readouterr().out
-    assert "calls nothing right" not in printed and "  steps  reward" in printed
+    assert "nothing is called" not in printed and "  steps  reward" in printed
     assert doctor.diagnosis(killed)[1]["accuracy"].count == 0
 
     monkeypatch.setenv("STEP_OF_TEST", "0")  # the values of this evaluation are 0 and 1
@@ -106,20 +106,23 @@ def test_best_begins_anew_and_a_resume_and_eval_know_it(made, tmp_path, monkeypa
     assert "reward, avg@2" in shown and not re.search("right|accuracy|maj", shown)
     scores = json.loads((killed / "eval-toy.json").read_text())
     assert {*scores["sampled"]["intervals"]} == {"reward"} and 0 < scores["sampled"]["reward"] < 1
-    records = files.read(killed / "eval-toy.jsonl")[1:]
-    assert all(row["correct"] is None and row["score"] in (0, 1) for row in records)
+    assert all(row["score"] in (0, 1) for row in files.read(killed / "eval-toy.jsonl")[1:])
     evaluation.main([*words, str(killed)])  # from its file
     assert capsys.readouterr().out == shown
     evaluation.main([*words, str(killed), "--judge", "toy_accuracy", "--output_dir",
                      str(tmp_path / "other")])
     assert "the most likely answer is right" in capsys.readouterr().out
-    compare.main([f"{killed}/eval-toy.jsonl"] * 2)
-    assert "these are mean rewards" in capsys.readouterr().out
+    monkeypatch.setenv("STEP_OF_TEST", "9")
+    evaluation.main([*words, str(killed), "--output_dir", str(tmp_path / "late")])
+    capsys.readouterr()
+    compare.main([f"{killed}/eval-toy.jsonl", f"{tmp_path}/late/eval-toy.jsonl"])
+    said = capsys.readouterr().out
+    assert "these are mean rewards" in said and "→ 0.3000" in said
 
 
-@pytest.mark.parametrize("values, found", [
-    ([0, 1], False), ([-1.0, 1.0], False), ([0.0, -1.0, 1.0, None, float("nan")], False),
-    ([1, 0.3], True), ([2.0], True), ([], False),
+@pytest.mark.parametrize("value, grade", [
+    (0, False), (1.0, False), (-1, False), (float("nan"), False), (0.3, True), (2.0, True),
 ])
-def test_values_of_a_verdict(values, found):
-    assert grades(values) is found
+def test_values_that_say_more_than_right_and_wrong(value, grade):
+    assert is_grade(lambda completions: [], value) is grade
+    assert not is_grade(REWARDS["gsm8k_accuracy"], value)

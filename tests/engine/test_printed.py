@@ -42,7 +42,7 @@ def test_the_commands_at_the_end_of_a_run_work_and_measure_the_same(
     evaluation.main(again)
     scores = json.loads((folder / "eval-my data.json").read_text())
     assert program == "eval.py" and scores["questions"] == 8
-    assert scores["of_the_run"] == " (4 of them were trained on)"
+    assert scores["of_the_run"] == " (the run was trained on 4 of 8)"
     assert "\nOn 4 training questions: greedy reward " in out
     wanted = {"judge": "mine.py:mine:2", "max_new_tokens": 16, "temperature": 0.9, "stop": ["9"],
               "system_prompt": "Add it."}
@@ -60,9 +60,10 @@ def test_the_commands_at_the_end_of_a_run_work_and_measure_the_same(
 
 
 @pytest.mark.parametrize("words, count, of_the_run", [
-    ("", 12, " (4 of them were trained on)"), ("--eval_every 1", 3, ", held out of the training"),
-    ("--hooks FIRST", 12, " (2 of them were trained on)"),
-    ("--eval_every 2 --eval_dataset DATA", 12, " (4 of them were trained on)"),
+    ("", 12, " (the run was trained on 4 of 12)"),
+    ("--eval_every 1", 3, ", held out of the training"),
+    ("--hooks FIRST", 12, " (the run was trained on 2 of 12)"),
+    ("--eval_every 2 --eval_dataset DATA", 12, " (the run was trained on 4 of 12)"),
     ("--eval_dataset OTHER", 5, ""),
 ])
 def test_an_evaluation_says_what_the_run_has_done_with_its_questions(
@@ -90,7 +91,7 @@ def test_an_evaluation_says_what_the_run_has_done_with_its_questions(
     evaluation.main(["--model", str(folder), "--questions", "2", "--output_dir", f"{tmp_path}/few"])
     said = capsys.readouterr().out
     if words.startswith("--hooks"):
-        assert " 2 questions (1 of them were trained on), judged" in said
+        assert " 2 questions (the run was trained on 2 of 12), judged" in said
 
 
 def test_the_command_after_ctrl_c_is_whole(small, tmp_path, monkeypatch, capsys):

@@ -2,12 +2,14 @@
 
 import json
 import random
+from functools import partial
 
 import datasets
 import pytest
 from tokenizers.processors import TemplateProcessing
 
 import eval as evaluation
+from engine.base import progress
 from engine.base.errors import UserError
 from engine.data.questions import (
     Questions,
@@ -17,7 +19,7 @@ from engine.data.questions import (
     prompt_text,
     take,
 )
-from engine.scoring.gold_answers import right_by_itself
+from engine.scoring.gold_answers import right_alone
 from engine.scoring.score import load_rewards
 from experiments.library import toy_model
 from rewards import format_reward
@@ -135,11 +137,11 @@ def test_a_last_turn_that_is_paid_by_itself_is_not_shown(
     chat = [*CHAT, last] if last else CHAT
     row = {"question": "9-2=?", "answer": "7", "prompt": chat}
     tokenizer.chat_template = TURNS
-    questions = Questions([row, ONE], "toy", tokenizer, "", are_right=right_by_itself(loaded))
-    first = questions.ask([0])[0]
+    is_right = partial(right_alone, loaded)
+    first = Questions([row], "toy", tokenizer, "", is_right=is_right).first()
     assert first["prompt"] == tokenizer(text_of(chat if stays else CHAT)).input_ids
     assert first["begun"] == (last["content"] if stays and last else "")
-    assert row["prompt"] == chat and ("1 of the first 2 chats" in str(questions.notes())) != stays
+    assert row["prompt"] == chat
 
 
 def text_of(chat):
@@ -151,11 +153,14 @@ def test_training_and_evaluation_say_that_a_chat_shows_its_answer(small, tmp_pat
     rows = [{"messages": [turn("user", f"{i}+1=?"), turn("assistant", f"\\boxed{{{i + 1}}}")],
              "answer": str(i + 1)} for i in range(4)]
     data = written(tmp_path / "sft.jsonl", rows)
+    progress.note_once.cache_clear()
     run(small, tmp_path / "run", f"--dataset {data} --eval_dataset {data} --steps 1 --group_size 4 "
         "--max_new_tokens 4 --questions_per_step 2")
-    assert "4 of the first 4 chats end with" in capsys.readouterr().out
+    assert "chats end with a turn of the assistant that is paid by" in capsys.readouterr().out
+    progress.note_once.cache_clear()
     evaluation.main(["--model", f"{tmp_path}/run"])
-    assert "4 of the first 4 chats end with" in capsys.readouterr().out
+    assert "chats end with a turn of the assistant that is paid by" in capsys.readouterr().out
+    progress.note_once.cache_clear()
     scores = json.loads((tmp_path / "run/eval-sft.json").read_text())
     assert scores["sampled"]["accuracy"] < 1
 

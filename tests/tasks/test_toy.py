@@ -23,9 +23,12 @@ SPLITS = ["train", "test", "warm_start"]
 ])
 def test_the_toy_says_that_its_model_thinks_now(before, after, says):
     guess, thought = "<answer>3</answer>", "<think>1+2=3;</think>\n<answer>3</answer>"
-    steps = [[thought] * round(20 * x) + [guess] * round(20 * (1 - x)) for x in (before, after)]
-    said = TASKS["toy"].learned(*steps)
-    assert said == ("It thinks now. The reward asked only for right answers." if says else "")
+    lines = []
+    for share in (before, after):
+        texts = [thought] * round(20 * share) + [guess] * round(20 * (1 - share))
+        lines.append({"completions": [{"completion": text} for text in texts]})
+    said = TASKS["toy"].learned(*lines)
+    assert said == ("It thinks now. The reward asked only for right answers." if says else None)
     assert TASKS["gsm8k"].learned is None
 
 
