@@ -263,7 +263,7 @@ class Config:
     sampler: str = option(
         "ours", "ours, or FILE.py:CLASS, one that is built on it (with a tool)")
     judge: str | None = option(
-        None, "the reward by which a completion is right, above 0, as in train.py's --rewards; "
+        None, "the reward by which a completion is right, as the first of train.py's --rewards; "
         "none: the benchmark's")
     seed: int = option(42, "of the sampling", limits="(-∞, ∞)")
     output_dir: str | None = option(

@@ -118,15 +118,15 @@ def announce(config, run, notes):
         progress.note(f"the run goes on after step {run.state.step}.")
     questions = min(run.per_step, run.total)
     progress.note(describe_step(run.algorithm, config.row.keep, questions))
-    if run.test:
-        steps = 4 * len(run.test) / (questions * run.algorithm.group_size)
-        progress.note(f"Before and after the run {len(run.test)} {kind_of_test(config.data)} get "
-                      f"a greedy and a sampled answer, as many completions as {steps:.1f} steps. "
-                      "--eval_questions changes this; 0: none.")
     if config.preview.check_rewards:
         progress.note(f"Now the first step is sampled, at most {config.sampling.max_new_tokens} "
                       "tokens for each completion, and scored. Nothing is trained. For less, lower "
                       "--questions_per_step, --group_size or --max_new_tokens.")
+    elif run.test:
+        steps = 4 * len(run.test) / (questions * run.algorithm.group_size)
+        progress.note(f"Before and after the run {len(run.test)} {kind_of_test(config.data)} get "
+                      f"a greedy and a sampled answer, as many completions as {steps:.1f} steps. "
+                      "--eval_questions changes this; 0: none.")
     if run.hooks.schedule:
         progress.note(f"the schedule in {run.hooks.path} changes this during the run.")
 

@@ -43,7 +43,7 @@ class DataOptions:
     eval_every: int | None = option(
         None, "steps between evaluations (greedy) on 256 questions that are held out of the "
         "training set, or on those of an --eval_dataset that you name; best/ in the run's folder "
-        "is the checkpoint with the highest accuracy", limits="[1, ∞)")
+        "is the checkpoint with the highest accuracy or mean reward", limits="[1, ∞)")
     # no option: what is shown. "reward": the first one is the user's own, and is no verdict
     measure: str = "accuracy"
 
