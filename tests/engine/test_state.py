@@ -34,7 +34,7 @@ def test_the_numbers_ahead_are_those_that_the_next_steps_take(a_run, steps, coun
 
 @pytest.mark.parametrize("steps, epochs, makes, note", [
     (3, None, 3, False), (50, None, 50, False), (None, 0.5, 5, False), (3, 1.0, 3, True),
-    (50, 1.0, 10, True),
+    (50, 1.0, 10, True), (3, 0.5, 3, True),
 ])
 def test_steps_are_the_steps_and_of_both_the_smaller_counts(steps, epochs, makes, note):
     """Of 40 questions, 4 a step. The learning rate falls until the end, whatever ends the run."""
