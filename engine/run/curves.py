@@ -31,7 +31,7 @@ def curves(folder, algorithm, measure="accuracy", tested=()):
     titles = {measure: f"{measure} of the samples"} | PANELS | own
     figure = Figure((4.7 * len(titles), 4.7))
     # fixed margins are faster than a computed layout
-    figure.subplots_adjust(left=0.05, right=0.98, top=0.92, bottom=0.11)
+    figure.subplots_adjust(left=0.05, right=0.98, top=0.89, bottom=0.11)
     axes = figure.subplots(1, len(titles))
     for axis, name in zip(axes, titles):
         values = [row.get(name) for row in rows]
@@ -43,6 +43,7 @@ def curves(folder, algorithm, measure="accuracy", tested=()):
         axis.grid(alpha=0.3)
     if tested:
         axes[0].set_title("\n".join(tested), fontsize="medium")
+        axes[0].set_ylabel(f"{measure} of the samples")
     axes[0].plot(
         questions, [row.get(f"eval_{measure}") for row in rows], "o", color=colour, mfc="white")
     figure.savefig(Path(folder, "curves.png"), dpi=DPI)
