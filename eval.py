@@ -9,26 +9,30 @@ interrupted evaluation, run the same command again. The number of processes chan
 tools/compare.py compares two evaluations, and judges what another program has sampled.
 """
 
+import math
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 import torch
 
-from answers import extract_answer, to_number
+from answers import to_number
 from engine.base import files, progress, ranks
 from engine.base.errors import UserError
 from engine.data.questions import fingerprint, with_prompts
-from engine.data.rows import check_columns, check_dataset, read_rows
+from engine.data.rows import check_columns, check_dataset
 from engine.model.contract import Sampling
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
 from engine.model.networks import make_sampler, uses_ours
 from engine.model.sampler import Sampler
 from engine.run.command_line import compose, given, given_twice, option, run_program
-from engine.run.folder import as_in_the_run
-from engine.scoring.score import Reward, load_rewards, reward_columns, score
+from engine.run.folder import as_in_the_run, rows_for_eval
+from engine.scoring.gold_answers import right_alone
+from engine.scoring.score import Reward, is_grade, is_own, load_rewards, read, reward_columns, score
 from scores import summarize, verdict
 from tasks.table import TASKS, base_model, task_of
 
@@ -71,7 +75,7 @@ def sample_batch(sampler, tokenizer, questions, is_right, sampling, samples, sta
     texts = sampled.texts(tokenizer, rows)
     lengths = sampled.mask.sum(1).tolist()  # without what a tool wrote
     truncated = sampled.truncated.tolist()
-    judge = Reward(getattr(is_right, "__name__", "judge"), is_right)
+    judge = Reward(name_of(is_right), is_right)
     scores, _ = score([judge], texts, reward_columns(rows, samples))
     values = scores[judge.name].tolist()
     records = []
@@ -80,46 +84,73 @@ def sample_batch(sampler, tokenizer, questions, is_right, sampling, samples, sta
         row = rows[number]
         records.append({
             "index": start + number, "question": row["question"], "answer": row["answer"],
-            "completion": text, "correct": verdict(values[i]), "score": values[i],
-            "tokens": lengths[i], "truncated": truncated[i]})
+            "completion": text, **judged(is_right, values[i]), "tokens": lengths[i],
+            "truncated": truncated[i]})
     return records
+
+
+def judged(is_right, value):
+    """What a record says of the value of a reward. correct: None if it does not apply, or says more
+    than right and wrong. score: None if it does not apply."""
+    correct = None if is_grade(is_right, value) else verdict(value)
+    return {"correct": correct, "score": None if math.isnan(value) else value}
+
+
+def key_of(records):
+    """What counts of these records: "correct", or "score" if a reward is no verdict."""
+    grades = any(row["correct"] is None and row["score"] is not None for row in records)
+    return "score" if grades else "correct"
+
+
+def name_of(is_right):
+    return getattr(is_right, "__name__", "judge")
 
 
 def questions_in_a_batch(batch_size, samples):
     return max(1, batch_size // samples)
 
 
-def answer_of(completion):
-    """The answer of a completion, or None. Equal numbers are one answer."""
-    answer = extract_answer(completion)
+def answer_of(judge, completion):
+    """The answer of a completion as the reward `judge` reads it, or None. Equal numbers are one
+    answer."""
+    answer = read(judge, completion)
     number = None if answer is None else to_number(answer)
     return answer if number is None else number
 
 
-def examine(sampler, tokenizer, questions, is_right, sampling, *, samples=1, **options):
+def examine(
+    sampler, tokenizer, questions, is_right, sampling, *, samples=1, measure="accuracy", **options
+):
     """Greedy accuracy, and avg@`samples` and the like (0: leave them out).
 
+    measure: "reward", if an is_right of the user's own is known to be no verdict. Then its mean
+    comes in place of these.
     options: batch_size, seed, label, path and earlier, as for `evaluate`.
-    Returns {"greedy": …, "sampled": …, "seconds": of the sampled part, "examples": 3 questions};
-    {} without a question.
+    Returns {"greedy": …, "sampled": …, "seconds": of the sampled part, "examples": 3 questions,
+    "measure": …}; {} without a question.
     """
     if not questions:
         return {}
     parts = [("greedy", 1, replace(sampling, temperature=0.0))]
     if samples:
         parts.append(("sampled", samples, sampling))
-    summary = {}
+    summary, found = {}, {}
     for part, k, how in parts:
         begin = time.perf_counter()
         records = evaluate(
             sampler, tokenizer, questions, is_right, how, samples=k, part=part, **options)
-        if all(record["correct"] is None for record in records):
+        if all(record["score"] is None for record in records):
             raise UserError("the reward that judges an evaluation applies to none of its "
                             "questions: name another one first.")
-        summary[part] = summarize(records, answer_of)
+        found[part] = records
         summary["seconds"] = time.perf_counter() - begin
-        first = records[: 3 * k : k]
-        summary["examples"] = [record for record in first if record["correct"] is not None]
+        summary["examples"] = [row for row in records[: 3 * k : k] if row["score"] is not None]
+    key = key_of(chain(*found.values()))
+    if measure == "reward" and is_own(is_right):
+        key = "score"
+    summary["measure"] = "reward" if key == "score" else "accuracy"
+    for part, records in found.items():
+        summary[part] = summarize(records, partial(answer_of, name_of(is_right)), key)
     return summary
 
 
@@ -179,6 +210,8 @@ MEANS = {  # what a score is the share of
     "avg": "a sampled answer is right ({} for each question)",
     "pass": "at least one of {} sampled answers is right",
     "maj": "the most frequent of {} sampled answers is right",
+    "reward, greedy": "the mean reward of the most likely answer",
+    "reward, avg": "the mean reward of a sampled answer ({} for each question)",
 }
 
 
@@ -186,7 +219,7 @@ def report(part, scores):
     """Print the scores of one part, "greedy" or "sampled", with their intervals."""
     average = "greedy" if part == "greedy" else f"avg@{scores['samples']}"
     for name, (low, high) in scores["intervals"].items():
-        title = name.replace("accuracy", average)
+        title = name.replace("accuracy", average).replace("reward", f"reward, {average}")
         kind, _, k = title.partition("@")
         means = MEANS[kind].format(k)
         value = f"{scores[name]:.3f}"
@@ -230,11 +263,13 @@ class Config:
     sampler: str = option(
         "ours", "ours, or FILE.py:CLASS, one that is built on it (with a tool)")
     judge: str | None = option(
-        None, "the reward by which a completion is right, above 0, as in train.py's --rewards; "
+        None, "the reward by which a completion is right, as the first of train.py's --rewards; "
         "none: the benchmark's")
     seed: int = option(42, "of the sampling", limits="(-∞, ∞)")
     output_dir: str | None = option(
         None, "where the results go; none: the model's folder, runs/eval-NAME for one of the hub")
+    measure: str = "accuracy"  # no option: that of the run
+    run: dict | None = None  # no option: all options of the run
 
 
 def check(chosen):
@@ -273,8 +308,9 @@ def results_folder(config):
     return model if model.is_dir() else Path("runs", f"eval-{model.name}")
 
 
-def evaluate_benchmark(benchmark, rows, config, source, model, tokenizer, folder):
-    """Evaluate one benchmark, write its two files and print its scores."""
+def evaluate_benchmark(benchmark, rows, asked, config, source, model, tokenizer, folder):
+    """Evaluate one benchmark, write its two files and print its scores. asked: what the run has
+    done with its rows, in words."""
     task = task_of(benchmark)
     config = replace(
         config, judge=config.judge or task.rewards[0],
@@ -282,24 +318,24 @@ def evaluate_benchmark(benchmark, rows, config, source, model, tokenizer, folder
     if config.system_prompt is None:
         config.system_prompt = task.system_prompt
     room = prompt_room(model, config.max_new_tokens, config.max_prompt_tokens)
+    [reward] = load_rewards([config.judge])
     questions, notes = with_prompts(
         rows, benchmark, tokenizer, system_prompt=config.system_prompt, max_prompt_tokens=room,
-        template_options=config.chat_template_kwargs or {})
+        template_options=config.chat_template_kwargs or {}, is_right=partial(right_alone, reward))
     sampling = Sampling(
         config.max_new_tokens, config.temperature, config.top_p, config.top_k, config.stop)
     setting = setting_of(config, source, benchmark, questions, sampling, model.dtype)
     path = folder / f"eval-{Path(benchmark).stem}.jsonl"
     earlier = open_answers(path, setting) if ranks.rank() == 0 else None
-    [reward] = load_rewards([config.judge])
     sampler = Sampler(model, tokenizer)
     if config.sampler != "ours":
         sampler = make_sampler(config.sampler, model, sampler, tokenizer, sampling)
     summary = examine(
         sampler, tokenizer, questions, reward.function, sampling,
-        samples=config.samples, batch_size=config.batch_size, seed=config.seed, label=benchmark,
-        path=path, earlier=ranks.from_first(earlier))
+        samples=config.samples, measure=config.measure, batch_size=config.batch_size,
+        seed=config.seed, label=benchmark, path=path, earlier=ranks.from_first(earlier))
     if ranks.rank() == 0:
-        write_scores(path, setting, notes, summary)
+        write_scores(path, setting, asked, notes, summary)
 
 
 def setting_of(config, source, benchmark, questions, sampling, dtype):
@@ -323,12 +359,12 @@ def setting_of(config, source, benchmark, questions, sampling, dtype):
     }
 
 
-def write_scores(path, setting, notes, summary):
+def write_scores(path, setting, asked, notes, summary):
     """Write the scores beside the answers, which are at `path`, and print them."""
     scores = path.with_suffix(".json")
-    content = setting | {"notes": notes} | summary
+    content = setting | {"of_the_run": asked, "notes": notes} | summary
     files.write(scores, files.as_json(content, indent=2))
-    print(f"\n{setting['benchmark']}: {setting['questions']} questions, judged by "
+    print(f"\n{setting['benchmark']}: {setting['questions']} questions{asked}, judged by "
           f"{setting['judge']}, temperature {setting['temperature']:g}; 95 % intervals in brackets")
     for note in notes:
         print(f"  note: {note}")
@@ -345,14 +381,14 @@ def main(argv):
         progress.note(f"note: {note}")
     folder = results_folder(config)
     # a wrong line of a file is refused before the model is loaded
-    rows = [read_rows(name, "test", config.questions or None, config.model, config.columns)
-            for name in config.benchmark]
+    rows = [rows_for_eval(name, config) for name in config.benchmark]
     source = resolve_model(base_model(config.model, config.benchmark[0]))
     try:
         with files.writing_into(folder):
             model, tokenizer = load_model(source, device, frozen=True)
-            for benchmark, its_rows in zip(config.benchmark, rows):
-                evaluate_benchmark(benchmark, its_rows, config, source, model, tokenizer, folder)
+            for benchmark, (its_rows, asked) in zip(config.benchmark, rows):
+                evaluate_benchmark(
+                    benchmark, its_rows, asked, config, source, model, tokenizer, folder)
     except torch.OutOfMemoryError:
         raise UserError(f"out of memory: lower --batch_size {config.batch_size}.") from None
     ranks.stop()

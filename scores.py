@@ -2,8 +2,8 @@
 whether two models differ.
 
 A record is a dict: `index`, the number of its question; `completion`, a text; `correct`, True or
-False (None: its reward does not apply, and it is left out); and, if this program has sampled it,
-`tokens` and `truncated`.
+False (None: its reward does not apply, and it is left out); `score`, its reward; and, if this
+program has sampled it, `tokens` and `truncated`.
 
 Python and numpy, no torch: copy what you need.
 """
@@ -29,23 +29,25 @@ def pass_at_k(n, right, k):
 def majority_is_right(records, answer_of):
     """maj@k of one question: is the most frequent answer right?
 
-    answer_of: completion → its answer, or None; equal answers are one answer. If two answers are as
-    frequent, the first counts. A completion without an answer does not vote.
+    All right completions are one answer, however they write it. answer_of: a wrong completion → its
+    answer, or None, which does not vote; equal answers are one. If two answers are as frequent, the
+    first counts.
     """
-    verdicts = {}  # {answer: whether it is right}
-    votes = {}  # {answer: how many completions gave it}
+    votes = {}  # {(is it right, a wrong answer): how many completions gave it}
     for record in records:
-        answer = answer_of(record["completion"])
-        if answer is not None:
-            verdicts.setdefault(answer, record["correct"])
+        wrong = None if record["correct"] else answer_of(record["completion"])
+        if record["correct"] or wrong is not None:
+            answer = (record["correct"], wrong)
             votes[answer] = votes.get(answer, 0) + 1
     if not votes:
         return False
-    return verdicts[max(votes, key=votes.get)]
+    is_right, _ = max(votes, key=votes.get)
+    return is_right
 
 
 def interval(values, least=0.0, draws=2000):
     """95% confidence interval of the mean over questions: (low, high). Values lie in [least, 1].
+    least None: nobody knows where they lie.
 
     A share, of values 0 and 1, gets Wilson's interval, an average over samples a bootstrap. If all
     n values are equal, a bootstrap would call their mean certain. But of all questions a part of
@@ -57,6 +59,8 @@ def interval(values, least=0.0, draws=2000):
     z = 1.96
     unlike = z**2 / (n + z**2)
     if values.min() == values.max():
+        if least is None:
+            return math.nan, math.nan
         return mean - unlike * (mean - least), mean + unlike * (1 - mean)
     if least == 0 and np.isin(values, (0, 1)).all():
         # all p with |p − mean| ≤ z √(p (1 − p) / n)
@@ -70,8 +74,9 @@ def interval(values, least=0.0, draws=2000):
     return tuple(np.quantile(means, [0.025, 0.975]).tolist())
 
 
-def paired(first, second, draws=10_000):
-    """Are two lists of scores of the same questions different?
+def paired(first, second, draws=10_000, least=-1.0):
+    """Are two lists of scores of the same questions different? least: of a difference, as for
+    `interval`.
 
     Returns (difference of the means, its 95% `interval`, p). p is two-sided, by the sign-flip
     permutation test: if the models were equal, each difference could as well be its negative.
@@ -86,34 +91,42 @@ def paired(first, second, draws=10_000):
     as_far = (sums >= found - 1e-9).sum().item()
     p = (1 + as_far) / (1 + draws)
     mean = differences.mean().item()
-    return mean, interval(differences, least=-1.0), p
+    return mean, interval(differences, least), p
 
 
-def summarize(records, answer_of):
+def summarize(records, answer_of, key="correct"):
     """Means over records, one of each completion, with their intervals.
 
     accuracy (avg@k); from two completions of a question on also pass@k and maj@k. k is the
-    smallest number of completions of a question. maj@k needs a completion with an answer.
+    smallest number of completions of a question. maj@k needs a completion with an answer. reward:
+    the mean score, if the records have one; with the key "score" it comes in place of all these.
     answer_of: as for `majority_is_right`. It is made of this, of `group_by_question`, `mean_value`,
     `pass_at_k` and `interval`.
     """
-    groups = group_by_question(records)
+    groups = group_by_question(records, key)
     n = min(map(len, groups))
-    scores = {"accuracy": [mean_value(group, "correct") for group in groups]}
-    powers_of_two = {2**i for i in range(1, n.bit_length())}
-    for k in sorted(powers_of_two | {n} - {1}):
+    if key == "score":
+        scores, least, sizes = {}, None, []
+        scores["reward"] = [mean_value(group, key) for group in groups]
+    else:
+        scores, least = {}, 0.0
+        scores["accuracy"] = [mean_value(group, key) for group in groups]
+        sizes = {2**i for i in range(1, n.bit_length())} | {n} - {1}
+    for k in sorted(sizes):
         values = []
         for group in groups:
             right = sum(record["correct"] for record in group)
             values.append(pass_at_k(len(group), right, k))
         scores[f"pass@{k}"] = values
-    if n > 1 and any(answer_of(record["completion"]) is not None for record in records):
+    if sizes and any(answer_of(record["completion"]) is not None for record in records):
         scores[f"maj@{n}"] = [majority_is_right(group[:n], answer_of) for group in groups]
     summary, intervals = {}, {}
     for name, values in scores.items():
         summary[name] = sum(values) / len(values)
-        intervals[name] = interval(values)
+        intervals[name] = interval(values, least)
     summary["intervals"] = intervals
+    if "score" in records[0]:
+        summary["reward"] = sum(mean_value(group, "score") for group in groups) / len(groups)
     if "tokens" in records[0]:  # else another program has sampled
         summary["length"] = mean_value(records, "tokens")
         summary["truncated"] = mean_value(records, "truncated")
@@ -127,10 +140,11 @@ def mean_value(records, key):
     return sum(record[key] for record in records) / len(records)
 
 
-def group_by_question(records):
-    """A list for each question: its judged records, in the order of the questions."""
+def group_by_question(records, key="correct"):
+    """A list for each question: its judged records, in the order of the questions. key: what a
+    judged record has."""
     groups = {}
     for record in records:
-        if record["correct"] is not None:
+        if record[key] is not None:
             groups.setdefault(record["index"], []).append(record)
     return [groups[index] for index in sorted(groups)]

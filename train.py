@@ -42,6 +42,7 @@ from engine.run.interrupt import Interrupt, in_one_sentence
 from engine.run.metrics import summarize
 from engine.run.plan_command import print_plan
 from engine.run.preview import show
+from engine.scoring.score import is_grade
 from eval import examine, sample_batch
 from records import FIRST, Moment, Step
 from rollout import sample_and_score
@@ -118,6 +119,7 @@ def train(config, algorithm, device, rows, notes):
             step = train_step(run.networks, run.algorithm, run.reward_functions, config.sampling,
                               limits, questions, rng, moment, run.next_questions)
             run.count(step)
+            run.look_at_rewards(step)
             if run.evaluates:
                 scores = evaluate(run, "evaluation", run.to_choose, samples=0)
                 step.metrics.update(run.count_evaluation(scores))
@@ -142,8 +144,12 @@ def train(config, algorithm, device, rows, notes):
 def evaluate(run, label, questions, samples=1, path=None):
     """The scores of the policy on questions; {} if there are none. path: where its answers go."""
     networks = run.networks
-    return examine(networks.sampler, networks.tokenizer, questions, run.is_right,
-                   run.config.sampling, samples=samples, seed=run.seed, label=label, path=path)
+    scores = examine(
+        networks.sampler, networks.tokenizer, questions, run.is_right, run.config.sampling,
+        samples=samples, measure=run.config.data.measure, seed=run.seed, label=label, path=path)
+    if scores.get("measure") == "reward":
+        run.show_rewards()
+    return scores
 
 
 def greedy_answer(run, i):
@@ -162,6 +168,8 @@ def check_rewards(config, algorithm, device, rows):
         run.next_questions(), run.networks, algorithm, run.reward_functions, config.sampling,
         random.Random(f"{run.seed} 1 0"), Clock(device), more=run.next_questions)
     metrics, samples = show(rollout, run.algorithm, run.networks.tokenizer)
+    if any(is_grade(run.reward_functions[0].function, x) for x in rollout.rewards[0].flatten()):
+        config.data.measure = "reward"
     for sentence in of_one_step(metrics, samples, config.options):
         progress.note(sentence)
 

@@ -44,14 +44,23 @@ class Task:
     # the folder of the base model that `--model toy` means; None: the toy cannot be used
     base: str | None = None
     grpo_takes: float | None = None  # times as long as CPPO, if that is known
-    evaluated: bool = False  # scored before and after training, even without --eval_dataset
+    # of the test split, if it is another one: scored before and after training
+    eval_questions: int = 256
+    # lines of the first and of the last step in samples.jsonl → what was learned, or None
+    learned: Callable | None = None
+
+    @property
+    def has_test_split(self):
+        """Whether the questions of its test split are others than those of its training split."""
+        source = self.source
+        return source.train != source.test if isinstance(source, Hub) else source is not None
 
 
 TOY = Task(
     toy.questions, rewards=("toy_accuracy",), max_new_tokens=toy.MAX_NEW_TOKENS, lr=3e-4,
     critic_lr=1e-3, questions_per_step=8, minibatches=2, epochs=0.5,
     train_questions=toy.TRAIN_QUESTIONS, test_questions=toy.TEST_QUESTIONS, base=toy.BASE,
-    evaluated=True,
+    eval_questions=512, learned=toy.learned,
 )
 ARITHMETIC = Task(
     arithmetic.questions, rewards=("number_accuracy",),

@@ -57,3 +57,16 @@ def question(index, split="train", operands=(OPERANDS, OPERANDS)):
 def questions(split, operands=(OPERANDS, OPERANDS)):
     """All questions of a split, one after the other, without end."""
     return (question(i, split, operands) for i in count())
+
+
+def learned(first, last):
+    """What a run has learned besides right answers, in a sentence; None: nothing. first, last: the
+    lines of its first and of its last step in samples.jsonl."""
+    if share_of_thoughts(first) < 0.5 and share_of_thoughts(last) > 0.9:
+        return "It thinks now. The reward asked only for right answers."
+    return None
+
+
+def share_of_thoughts(line):
+    return sum("<think>" in row["completion"] for row in line["completions"]) / len(
+        line["completions"])

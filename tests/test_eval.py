@@ -39,12 +39,15 @@ def test_accuracy_is_the_share_of_right_completions(loaded, tmp_path):
         assert len({r["completion"] for r in drawn}) > 1
 
 
-@pytest.mark.parametrize("completion, answer", [
-    ("<answer>5.0</answer>", 5), ("the answer is $5", 5), ("<answer>x = y</answer>", "x = y"),
-    ("<answer>0</answer>", 0), ("no answer", None),
+@pytest.mark.parametrize("completion, answer, number", [
+    ("<answer>5.0</answer>", 5, 5), ("the answer is $5", 5, 5), ("<answer>0</answer>", 0, 0),
+    ("<answer>x = y</answer>", "x = y", None), ("no answer", None, None), ("So 4.", None, 4),
 ])  # fmt: skip
-def test_equal_numbers_are_one_answer(completion, answer):
-    assert evaluation.answer_of(completion) == answer
+def test_an_answer_is_read_as_the_judge_reads_it_and_equal_numbers_are_one(
+    completion, answer, number
+):
+    assert evaluation.answer_of("gsm8k_accuracy", completion) == answer
+    assert evaluation.answer_of("number_accuracy", completion) == number
 
 
 WORDS = ["--questions", "10", "--samples", "2", "--batch_size", "6", "--max_new_tokens", "20"]

@@ -17,6 +17,8 @@ completions, a list of texts. The scores are written beside it, into scored-comp
 
 import argparse
 import sys
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 
@@ -30,8 +32,8 @@ from engine.run.command_line import run_program
 from engine.run.folder import ANSWERS, options_of
 from engine.run.metrics import AXES
 from engine.scoring.score import load_rewards, reward_columns, score
-from eval import answer_of, read_answers, report
-from scores import group_by_question, mean_value, paired, summarize, verdict
+from eval import answer_of, judged, key_of, read_answers, report
+from scores import group_by_question, mean_value, paired, summarize
 
 # --- one file of completions ---
 
@@ -43,8 +45,8 @@ def judge_file(path, judge, columns, output_dir):
     texts = [record["completion"] for record in records]
     scores, _ = score([reward], texts, reward_columns(rows))
     for record, value in zip(records, scores[reward.name].tolist()):
-        record["correct"] = verdict(value)
-    summary = summarize(records, answer_of)
+        record.update(judged(reward.function, value))
+    summary = summarize(records, partial(answer_of, reward.name), key_of(records))
     report("sampled", summary)
     folder = Path(output_dir or Path(path).parent)
     scored = folder / f"scored-{Path(path).stem}.json"
@@ -87,15 +89,19 @@ DRAWN = ("model", "seed", "batch_size", "torch", "transformers")
 def compare(paths):
     """Print the difference between two files of answers to the same questions."""
     (setting, first), (other, second) = map(read_answers, paths)
+    key = key_of(chain(*first.values(), *second.values()))
+    if key == "score":
+        print("note: the judge says more than right and wrong: these are mean rewards.")
     print(f"{setting['model']}: {paths[0]}")
     print(f"{other['model']}: {paths[1]}")
     note_other_setting(setting, other)
     for part in first:
         if part in second:
-            before = values_of(part, first)
-            after = values_of(part, second)
+            before = values_of(first[part], key)
+            after = values_of(second[part], key)
             means = f"{fmean(before.values()):.4f} → {fmean(after.values()):.4f}"
-            print(f"{part:8} {means}   {difference(before, after)}, {len(before)} questions")
+            change = difference(before, after, key)
+            print(f"{part:8} {means}   {change}, {len(before)} questions")
 
 
 def note_other_setting(setting, other):
@@ -106,19 +112,19 @@ def note_other_setting(setting, other):
             print(f"note: not the same {key}: {one!r:.60} and {two!r:.60}.")
 
 
-def values_of(part, answers):
-    """{(number, question): the share of right answers to it} in one part of a file of answers."""
-    groups = group_by_question(answers[part])
-    return {(group[0]["index"], group[0]["question"]): mean_value(group, "correct")
-            for group in groups}
+def values_of(records, key):
+    """{(number, question): the mean of this key of the answers to it}"""
+    groups = group_by_question(records, key)
+    return {(group[0]["index"], group[0]["question"]): mean_value(group, key) for group in groups}
 
 
-def difference(before, after):
+def difference(before, after, key):
     """The difference between what two models answer, in words. before, after: of `values_of`."""
     if before.keys() != after.keys():
         raise UserError("these are not answers to the same questions: only answers to the same "
                         "questions can be compared, of evaluations that have ended.")
-    mean, (low, high), p = paired([*before.values()], [*after.values()])
+    least = -1.0 if key == "correct" else None
+    mean, (low, high), p = paired([*before.values()], [*after.values()], least=least)
     return f"{mean:+.4f} [{low:+.4f}, {high:+.4f}], p = {p:.4f}"
 
 
@@ -170,15 +176,17 @@ def show_scores(folders):
     settings, answers = zip(*(read_answers(Path(folder, ANSWERS)) for folder in tested))
     for setting in settings[1:]:
         note_other_setting(settings[0], setting)
+    key = key_of(record for own in answers for records in own.values() for record in records)
+    measure = "reward" if key == "score" else "accuracy"
     for part in ("greedy", "sampled"):
-        values = [values_of(part, own) for own in answers]
+        values = [values_of(own[part], key) for own in answers]
         if part == "greedy":
             print(f"{len(values[0])} test questions; the difference from the first run, its 95 % "
                   "interval, and p of a paired test")
         means = {folder: f"{fmean(own.values()):.4f}" for folder, own in zip(tested, values)}
-        differences = {folder: difference(values[0], own)
+        differences = {folder: difference(values[0], own, key)
                        for folder, own in zip(tested[1:], values[1:])}
-        show(f"{part} accuracy", means, differences)
+        show(f"{part} {measure}", means, differences)
 
 
 def show(title, values, changes):

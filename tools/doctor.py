@@ -119,16 +119,20 @@ def findings(m, options, samples, steps, below=""):
     below: that it ends below its start, in words."""
     names = [name.removeprefix("reward/") for name in m if name.startswith("reward/")]
     enough = steps >= STEPS
-    stuck = below or not enough or not m["accuracy"].rises
+    measure = options.get("measure", "accuracy")
+    stuck = below or not enough or not m[measure].rises
     yield from findings_of_parts(m, options, names[0])
     if not samples:
         return
     if stuck:
         yield from findings_of_its_start(m, options, samples[:4])
     yield from findings_of_sampler(m)
-    yield from findings_of_answers(m, options, names, samples, stuck)
-    if stuck and enough:
+    if measure == "accuracy":
+        yield from findings_of_answers(m, options, names, samples, stuck)
+    # a reward that is no verdict may rise for another reason than better answers
+    if enough and (stuck or measure == "reward"):
         yield from findings_of_its_course(m, options, names, texts_of(samples[-1:]))
+    if enough and stuck:
         yield from findings_of_small_updates(m, options)
     if enough and below:
         yield (f"The run ends below its start: {below}.", "accuracy length truncated",
@@ -323,10 +327,13 @@ def diagnosis(run_dir):
     rows = [row for row in files.read(Path(run_dir, "metrics.jsonl")) if "step" in row]
     if not rows:
         return [], {}, 0
-    m, steps = metrics_of(rows), len(rows)
+    m, steps, options = metrics_of(rows), len(rows), options_of(run_dir)
     samples = files.read(Path(run_dir, "samples.jsonl"))
-    below = ends_below(run_dir, m["accuracy"])
-    found = findings(m, options_of(run_dir), samples[:100] + samples[-1:], steps, below)
+    measure = options.get("measure", "accuracy")
+    if measure == "reward":
+        m.pop("accuracy", None)  # of the steps in which the reward seemed to be a verdict
+    below = ends_below(run_dir, m[measure], measure)
+    found = findings(m, options, samples[:100] + samples[-1:], steps, below)
     return conclusions(found, m, steps), m, steps
 
 
@@ -344,18 +351,18 @@ def conclusions(found, m, steps):
     return []
 
 
-def ends_below(run_dir, accuracy):
-    """In words, that the accuracy ends below its start: that of the evaluations, or of the samples;
+def ends_below(run_dir, metric, measure):
+    """In words, that the measure ends below its start: that of the evaluations, or of the samples;
     else ""."""
-    start, end, falls, kind = accuracy.start, accuracy.end, accuracy.falls, "sampled"
+    start, end, falls, kind = metric.start, metric.end, metric.falls, "sampled"
     path = Path(run_dir, "summary.json")
     summary = json.loads(path.read_text()) if path.exists() else {}
     if summary.get("before"):
         kind = "greedy"
-        start = summary["before"]["greedy"]["accuracy"]
-        end = summary["after"]["greedy"]["accuracy"]
+        start = summary["before"]["greedy"][measure]
+        end = summary["after"]["greedy"][measure]
         falls = end < start
-    return f"{kind} accuracy {start:.3f} → {end:.3f}" if falls else ""
+    return f"{kind} {measure} {start:.3f} → {end:.3f}" if falls else ""
 
 
 # --- the program ---
@@ -374,7 +381,8 @@ def first_sentence(run_dir):
 def nothing_found(metrics, steps):
     """What is said if there is no finding."""
     if steps >= STEPS:
-        return f"Nothing was found in {steps} steps: {seen(metrics, 'accuracy')}."
+        course = seen(metrics, "accuracy") or seen(metrics, "reward")
+        return f"Nothing was found in {steps} steps. Of the samples: {course}."
     looked = seen(
         metrics, "truncated unreadable reward_failures skipped_updates group_gap sampler_gap")
     return (f"{steps} steps are too few to judge the accuracy: that takes {STEPS}. Only "

@@ -9,9 +9,11 @@ import functools
 import hashlib
 import json
 import random
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from engine.base import progress
 from engine.base.errors import UserError, one_line
 from engine.data.rows import Rows, read_rows
 from engine.model.folders import prompt_room
@@ -36,6 +38,8 @@ class Questions:
     system_prompt: str = SYSTEM_PROMPT
     max_prompt_tokens: int = 512
     template_options: dict = field(default_factory=dict)  # for the chat template
+    # (text, row) → whether the text alone is a right answer; None: nobody can say
+    is_right: Callable | None = None
 
     def __len__(self):
         return len(self.rows)
@@ -58,6 +62,7 @@ class Questions:
         No prompt is cut, because its end holds the question and the header of the assistant's turn.
         """
         rows = self.complete(numbers)
+        rows = {number: self.without_solution(row) for number, row in rows.items()}
         examples = task_of(self.name).examples
         texts = [
             prompt_text(self.tokenizer, row, self.system_prompt, examples, self.template_options)
@@ -70,6 +75,18 @@ class Questions:
             if 1 <= len(prompt) <= self.max_prompt_tokens:
                 questions[number] = {**row, "prompt": prompt, "begun": begun(text, row)}
         return questions
+
+    def without_solution(self, row):
+        """The same row. A chat that ends with the solution, a turn of the assistant that is a right
+        answer by itself, loses this turn: a model that reads it learns nothing."""
+        *others, last = row.get("prompt") or [{"role": "user"}]
+        if not self.is_right or last["role"] != "assistant":
+            return row
+        if not self.is_right(last["content"], row):
+            return row
+        progress.note_once(f"note: {self.name}: chats end with a turn of the assistant that is "
+                           "paid by itself. The model does not see it, because it is the answer.")
+        return row | {"prompt": others}
 
     def first(self):
         """The first question that can be asked. Raises UserError if it is not among the first
@@ -201,23 +218,22 @@ def begun(text, row):
 def rows_of_run(data):
     """(rows for training, rows for the evaluation) of a run."""
     rows = read_rows(data.dataset, model=data.model, columns=data.columns)
-    if not data.eval_dataset:
+    if not data.tested:
         return rows, []
-    return rows, read_rows(
-        data.eval_dataset, "test", data.eval_questions, data.model, data.columns)
+    return rows, read_rows(data.tested, "test", data.eval_questions, data.model, data.columns)
 
 
-def questions_of_run(data, rows, max_new_tokens, tokenizer, model, held_out=()):
+def questions_of_run(data, rows, max_new_tokens, tokenizer, model, is_right, held_out=()):
     """(Questions for training, questions for the evaluation, those for --eval_every, notes) of a
-    run. rows: as of `rows_of_run`. held_out: rows that --eval_every keeps out of the training;
-    without them it takes the questions of the evaluation."""
+    run. rows: as of `rows_of_run`. is_right: as for `Questions`. held_out: rows that --eval_every
+    keeps out of the training; without them it takes the questions of the evaluation."""
     room = prompt_room(model, max_new_tokens, data.max_prompt_tokens)
     prompts = {"system_prompt": data.system_prompt, "max_prompt_tokens": room,
-               "template_options": data.chat_template_kwargs or {}}
+               "template_options": data.chat_template_kwargs or {}, "is_right": is_right}
     questions = Questions(rows[0], data.dataset, tokenizer, **prompts)
     notes, test, to_choose = questions.notes(), [], []
-    if data.eval_dataset:
-        test, more = with_prompts(rows[1], data.eval_dataset, tokenizer, **prompts)
+    if data.tested:
+        test, more = with_prompts(rows[1], data.tested, tokenizer, **prompts)
         notes += more
     if held_out:
         to_choose, more = with_prompts(held_out, data.dataset, tokenizer, **prompts)
@@ -226,10 +242,9 @@ def questions_of_run(data, rows, max_new_tokens, tokenizer, model, held_out=()):
 
 
 def names_others(data):
-    """Whether --eval_dataset names the questions for --eval_every. The toy's own does not: a model
-    that is chosen on test questions looks better than it is."""
-    own = task_of(data.dataset).evaluated and data.eval_dataset == data.dataset
-    return bool(data.eval_dataset) and not own
+    """Whether --eval_dataset names the questions for --eval_every. A test split that nobody has
+    named does not: a model that is chosen on test questions looks better than it is."""
+    return bool(data.eval_dataset and data.eval_questions)
 
 
 def hold_out(rows, seed):

@@ -254,6 +254,12 @@ def check_columns(words, names):
                         "--columns out, or name a file.")
 
 
+def same_rows(name, other):
+    """Whether the test split of `other` holds the very rows of the training split of `name`."""
+    one_split = not TASKS[name].has_test_split if name in TASKS else Path(name).is_file()
+    return one_split and Path(name).resolve() == Path(other).resolve()
+
+
 def refuse_unknown(name):
     """Refuse a name that is no file of questions, no folder, and no OWNER/NAME of the hub."""
     path, kind = Path(name), format_of(name)

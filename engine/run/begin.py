@@ -1,5 +1,6 @@
 """How a run begins, or goes on from its newest checkpoint."""
 
+from functools import partial
 from pathlib import Path
 
 from engine.base import files, progress, ranks
@@ -10,7 +11,7 @@ from engine.run import checkpoint
 from engine.run.hooks import load_hooks
 from engine.run.plan import choose_micro_batch_tokens
 from engine.run.state import Run, State, model_of
-from engine.scoring.gold_answers import notes_on_gold_answers
+from engine.scoring.gold_answers import notes_on_gold_answers, right_alone
 from engine.scoring.score import accuracy_reward, load_rewards
 
 PROJECT = Path(__file__).parents[2]
@@ -24,12 +25,14 @@ def begin(config, algorithm, device, rows):
         folder, saved, notes = checkpoint.resume(config.run.output_dir)
     source = model_of(config)
     networks = build(config, algorithm, source, device, folder)
+    reward_functions = load_rewards(data.rewards)
     held_out = ()
     if data.eval_every and not names_others(data):
         others, held_out = hold_out(rows[0], config.run.seed)
         rows = (others, rows[1])
     questions, test, to_choose, of_questions = questions_of_run(
-        data, rows, config.sampling.max_new_tokens, networks.tokenizer, networks.model, held_out)
+        data, rows, config.sampling.max_new_tokens, networks.tokenizer, networks.model,
+        partial(right_alone, reward_functions[0]), held_out)
     if data.eval_every and not to_choose:
         raise UserError("--eval_every holds out a quarter of the questions: it needs 4 or more.")
     # a model of the project is the same one in another copy of the project
@@ -43,7 +46,6 @@ def begin(config, algorithm, device, rows):
                                 f"not {now}): put that back, or start a new run.")
         state = State(**saved)
         checkpoint.restore(folder, networks)
-    reward_functions = load_rewards(data.rewards)
     is_right = accuracy_reward(reward_functions, data.dataset, data.eval_dataset or data.dataset)
     hooks = load_hooks(config.run.hooks)
     tokens, of_tokens = choose_micro_batch_tokens(config.options, device)

@@ -69,12 +69,16 @@ def check_algorithm(o):
 
 
 def notes_on_options(o):
-    """Sentences about what is judged, and the learning rate of adapters. o: as for
-    `check_options`."""
+    """Sentences about what is judged, what ends the run, and the learning rate of adapters.
+
+    o: as for `check_options`."""
     notes = []
     if o.dataset not in TASKS:
         notes.append(f"{o.dataset} is judged by {', '.join(o.rewards)}: --rewards names others, "
                      "and --columns other columns.")
+    if o.steps and o.epochs:
+        notes.append(f"--steps {o.steps} and --epochs {o.epochs:g} are given: the smaller one of "
+                     "them ends the run.")
     if o.lora and o.lr == task_of(o.dataset).lr:
         notes.append(f"--lora: the learning rate is {o.lr:g}, that of all weights. Adapters "
                      f"usually need about ten times as much: --lr {10 * o.lr:g}.")

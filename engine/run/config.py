@@ -53,8 +53,8 @@ class Config:
 
     @property
     def options(self):
-        """All options, as attributes."""
-        return SimpleNamespace(**flat(self))
+        """All options, as attributes, and the measure."""
+        return SimpleNamespace(**flat(self), measure=self.data.measure)
 
 
 # --- the layers ---
@@ -71,11 +71,11 @@ def layers(chosen):
     of_task = {
         "rewards": list(task.rewards),
         "system_prompt": task.system_prompt,
-        "eval_dataset": dataset if task.evaluated else None,
+        "eval_questions": 512 if chosen.get("eval_dataset") else task.eval_questions,
         "questions_per_step": task.questions_per_step,
         "max_new_tokens": task.max_new_tokens,
         "lr": task.lr,
-        "epochs": task.epochs,
+        "epochs": None if chosen.get("steps") else task.epochs,
     }
     of_row = {name: getattr(row, name) for name in ROW_FIELDS}
     of_row["keep"] = rule_name(row.keep)
@@ -142,8 +142,13 @@ def compared(config):
     if this is known. [] if the other run refuses an option of this one."""
     options, chosen = flat(config), counterpart(config.row)
     chosen["dataset"] = options["dataset"]
-    usual = layers({"algorithm": options["algorithm"], "dataset": options["dataset"]})
-    changed = {name: value for name, value in options.items() if value != usual[name]}
+    # what the other options are depends on these
+    layered = {name: options[name] for name in ("algorithm", "dataset", "steps", "eval_dataset")}
+    usual = layers(layered) | {"steps": None, "eval_dataset": None}
+    changed = {}
+    for name, value in options.items():
+        if value not in (None, usual[name]):
+            changed[name] = value
     chosen |= {name: value for name, value in changed.items() if name not in NOT_COMPARED}
     with suppress(UserError):
         config_of(chosen)
@@ -210,7 +215,7 @@ def saved_options(chosen):
     if not Path(run_dir, "run.json").is_file():
         raise UserError(f"nothing to resume: {run_dir} holds no run. Start it without --resume.")
     saved = folder.options_of(run_dir)
-    other = saved.keys() ^ flat(Config()).keys()
+    other = saved.keys() - {"measure"} ^ flat(Config()).keys()
     if other:
         raise UserError(
             f"{run_dir} was started by another version of train.py, with other options "

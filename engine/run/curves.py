@@ -12,28 +12,29 @@ from engine.run.metrics import AXES, mean
 
 GRPO, CPPO, FAILS, INK = "#848e9a", "#1d4f8f", "#b1452b", "#1d2733"
 STYLES = ["-", "--", ":", "-."]  # of lines that have the same colour
-PANELS = {  # metric: title of its panel
-    "accuracy": "accuracy of the samples",
+PANELS = {  # metric: title of its panel, below that of the measure
     "length": "tokens of a completion",
     "entropy": "entropy of a token (nats)",
 }
 DPI = 80
 
 
-def curves(folder, algorithm):
+def curves(folder, algorithm, measure="accuracy", tested=()):
     """Draw metrics of a run against the questions that it was trained on: `curves.png`. Metrics of
     the user have panels of their own.
 
     A thin line shows single steps. A thick line shows the mean over a twentieth of the run. Points
-    show the greedy accuracy of --eval_every.
+    show the greedy accuracy of --eval_every. measure: "accuracy" or "reward". tested: what it was
+    before and after training, in words: the title of its panel, if the run was evaluated.
     """
     rows = files.read(Path(folder, "metrics.jsonl"))
     questions = list(accumulate(row["questions"] for row in rows))
     colour = GRPO if algorithm == "grpo" else CPPO
-    titles = PANELS | {name: name for name in rows[0] if name.startswith("own/")}
+    own = {name: name for name in rows[0] if name.startswith("own/")}
+    titles = {measure: f"{measure} of the samples"} | PANELS | own
     figure = Figure((4.7 * len(titles), 4.7))
     # fixed margins are faster than a computed layout
-    figure.subplots_adjust(left=0.05, right=0.98, top=0.92, bottom=0.11)
+    figure.subplots_adjust(left=0.05, right=0.98, top=0.89, bottom=0.11)
     axes = figure.subplots(1, len(titles))
     for axis, name in zip(axes, titles):
         values = [row.get(name) for row in rows]
@@ -43,8 +44,11 @@ def curves(folder, algorithm):
         axis.set_title(f"{titles[name]}: {means[0]:.2g} → {means[-1]:.2g}")
         axis.set_xlabel("questions")
         axis.grid(alpha=0.3)
+    if tested:
+        axes[0].set_title("\n".join(tested), fontsize="medium")
+        axes[0].set_ylabel(f"{measure} of the samples")
     axes[0].plot(
-        questions, [row.get("eval_accuracy") for row in rows], "o", color=colour, mfc="white")
+        questions, [row.get(f"eval_{measure}") for row in rows], "o", color=colour, mfc="white")
     figure.savefig(Path(folder, "curves.png"), dpi=DPI)
 
 
@@ -63,8 +67,11 @@ def curves_of_runs(groups, x, path):
     groups: {name: (algorithm, [rows of metrics.jsonl, for each seed])}. A line shows the mean over
     a twentieth of the run, and over the seeds. A band shows the range of the seeds.
     """
-    first_row = next(iter(groups.values()))[1][0][0]
-    titles = PANELS | {name: name for name in first_row if name.startswith("own/")}
+    _, [first, *_] = next(iter(groups.values()))
+    # a run whose first reward is no verdict has no accuracy at its end
+    measure = "accuracy" if first[-1].get("accuracy") is not None else "reward"
+    own = {name: name for name in first[0] if name.startswith("own/")}
+    titles = {measure: f"{measure} of the samples"} | PANELS | own
     colours = [colour_of(algorithm) for algorithm, _ in groups.values()]
     figure = Figure((4.7 * len(titles), 5.2), layout="constrained")
     lines = {}  # {name of a group: one of its lines}

@@ -15,10 +15,13 @@ import os
 import shutil
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 from engine.base import files, progress, ranks
 from engine.base.errors import UserError
-from engine.model.folders import checkpoints
+from engine.data.questions import hold_out, names_others
+from engine.data.rows import read_rows, same_rows
+from engine.model.folders import checkpoints, resolve_model
 from engine.run.checkpoint import SUMMARY
 from engine.run.command_line import flat
 from engine.scoring.score import judged_alike
@@ -60,19 +63,20 @@ def as_in_the_run(chosen):
     """The options of eval.py that were given, and those of the run that `model` names: so its
     questions are judged as the run has judged them. chosen: {option: value}."""
     of_run = options_for_eval(chosen.get("model", ""))
-    same = chosen.get("benchmark") in (None, of_run.get("benchmark"))
-    return of_run | chosen if same else chosen
+    if chosen.get("benchmark") not in (None, of_run.get("benchmark")):
+        of_run = {"run": of_run.get("run")}
+    return of_run | chosen
 
 
 def options_for_eval(model):
-    """{option of eval.py: value} of the run that `model` names, its folder or a checkpoint's; of
-    another model {}."""
+    """{option of eval.py: value} of the run that `model` names, its folder or a checkpoint's, and
+    {"run": all its options}; of another model {}."""
     for folder in (Path(model), Path(model).parent):
         if (folder / "run.json").is_file():
             run = options_of(folder)
             same = ("max_new_tokens", "max_prompt_tokens", "system_prompt", "temperature", "stop",
                     "chat_template_kwargs", "columns")
-            found = {name: run.get(name) for name in same}
+            found = {name: run.get(name) for name in same} | {"run": run}
             benchmark = run["eval_dataset"] or run["dataset"]
             found["benchmark"] = [benchmark]
             if benchmark in TASKS:
@@ -81,6 +85,7 @@ def options_for_eval(model):
                 found["sampler"] = run["sampler"]
             if judged_alike(run["dataset"], benchmark):
                 found["judge"] = run["rewards"][0]
+                found["measure"] = run.get("measure", "accuracy")
             return found
     return {}
 
@@ -106,6 +111,25 @@ def questions_of(run_dir):
         return trained, answers[0]["setting"]["data"] if answers else None
 
 
+def rows_for_eval(name, config):
+    """(the rows of a benchmark, what the run of the model did with them, in words). config: that of
+    eval.py.
+
+    If the run trains on the very same rows, they are those that --eval_every has held out; without
+    it, the words say how many the run has asked.
+    """
+    run, most = config.run, config.questions or None
+    if not run or not same_rows(run["dataset"], name):
+        return read_rows(name, "test", most, config.model, config.columns), ""
+    rows = read_rows(name, "test", None, config.model, config.columns)
+    state = json.loads(Path(resolve_model(config.model), "state.json").read_text(encoding="utf-8"))
+    asked = len({number for number, _ in state["past"]}) or min(state["position"], len(rows))
+    words = f" (the run was trained on {asked} of {len(rows)})"
+    if run["eval_every"] and not names_others(SimpleNamespace(**run)):
+        rows, words = hold_out(rows, run["seed"])[1], ", held out of the training"
+    return rows.select(range(len(rows))[:most]), words
+
+
 def refuse_used(output_dir):
     """Refuse the --output_dir of a new run if it holds a run, or something else. A run that ended
     before its first checkpoint starts anew."""
@@ -124,6 +148,8 @@ def keep_options(run_dir, config):
     """Write run.json, on the first rank. Whether the run was resumed is no option of the run."""
     if ranks.rank() == 0:
         options = flat(config) | {"resume": False}
+        if config.data.measure != "accuracy":
+            options["measure"] = config.data.measure
         files.write(Path(run_dir, "run.json"), files.as_json(options, indent=2))
 
 

@@ -3,21 +3,22 @@
 import shlex
 import shutil
 from dataclasses import asdict
-from operator import itemgetter
 from pathlib import Path
-from statistics import fmean
 
 from engine.base import files, progress, ranks
 from engine.data.questions import fingerprint
+from engine.data.rows import same_rows
 from engine.run import checkpoint
 from engine.run.config import compared
 from engine.run.folder import ANSWERS, earlier_run
 from engine.run.metrics import COUNTS, first_group, mean, phase_totals
+from tasks.table import task_of
 
 LINES = ("metrics.jsonl", "samples.jsonl")  # a line of each for each step
 SHORT = 100  # tokens; the table shows only answers that are not longer
-CHANGES = [  # what the last lines compare: its name there, where it is in the scores, its digits
-    ("greedy accuracy", "greedy", "accuracy", 3), ("sampled", "sampled", "accuracy", 3),
+# what the last lines compare: its name there, where it is in the scores, its digits; {}: measure
+CHANGES = [
+    ("greedy {}", "greedy", "{}", 3), ("sampled {}", "sampled", "{}", 3),
     ("tokens", "sampled", "length", 1),
 ]
 
@@ -38,8 +39,8 @@ class Logs:
             begin(self.folder, state.step)
         short = config.sampling.max_new_tokens <= SHORT
         examples = state.before.get("examples", ()) if short else ()
-        self.example = min(examples, key=itemgetter("correct"), default=None)
-        begin_table(state.before, self.example)
+        self.example = min(examples, key=lambda record: bool(record["correct"]), default=None)
+        begin_table(state.before, self.example, config.data.measure)
 
     def write(self, step, of_step, lr):
         """Log a Step, number `step` of the run."""
@@ -53,25 +54,31 @@ class Logs:
         """Print a line of the table after the steps 1, 2, 4, 8, … and after the last one: the means
         since the line above, and what the model answers now. Print one for each evaluation of
         --eval_every."""
-        step = run.state.step
+        step, measure = run.state.step, run.config.data.measure
         start = 2 ** (step - 1).bit_length() // 2  # the largest power of 2 below `step`
         if step in (1, 2 * start) or run.finished:
             answer = self.example and self.ask(self.example["index"])
             if self.first:
                 rows = files.read(self.folder / "metrics.jsonl")[start:step]
-                means = {name: mean([row[name] for row in rows]) for name in ("accuracy", "length")}
+                means = {name: mean([row[name] for row in rows]) for name in (measure, "length")}
                 steps = f"{start + 1}–{step}" if step > start + 1 else step
-                show_line(steps, means, answer)
-        if "eval_accuracy" in metrics:
+                show_line(steps, means, answer, measure=measure)
+        if "eval_length" in metrics:
             best = ", the best so far" if run.better else ""
-            scores = {name: metrics[f"eval_{name}"] for name in ("accuracy", "length")}
-            show_line("greedy", scores, None, f"  {chosen_on(run)}{best}")
+            scores = {name: metrics[f"eval_{name}"] for name in (measure, "length")}
+            show_line("greedy", scores, None, f"  {chosen_on(run)}{best}", measure)
 
 
 def chosen_on(run):
     """The questions of --eval_every, in words."""
-    of = "test questions" if run.to_choose is run.test else "held-out training questions"
+    held_out = run.to_choose is not run.test
+    of = "held-out training questions" if held_out else kind_of_test(run.config.data)
     return f"{len(run.to_choose)} {of}"
+
+
+def kind_of_test(data):
+    """What the questions of the evaluation are, in words."""
+    return "training questions" if same_rows(data.dataset, data.tested or "") else "test questions"
 
 
 def begin(run_dir, last_step):
@@ -130,37 +137,46 @@ def announce(config, run, notes):
         progress.note(f"Now the first step is sampled, at most {config.sampling.max_new_tokens} "
                       "tokens for each completion, and scored. Nothing is trained. For less, lower "
                       "--questions_per_step, --group_size or --max_new_tokens.")
+    elif run.test:
+        steps = 4 * len(run.test) / (questions * run.algorithm.group_size)
+        progress.note(f"Before and after the run {len(run.test)} {kind_of_test(config.data)} get "
+                      f"a greedy and a sampled answer, as many completions as {steps:.1f} steps. "
+                      "--eval_questions changes this; 0: none.")
     if run.hooks.schedule:
         progress.note(f"the schedule in {run.hooks.path} changes this during the run.")
 
 
 def show_step(bar, run, metrics):
     """Move the bar."""
-    words = f"accuracy {metrics['accuracy']:.2f}, length {metrics['length']:.0f}"
+    measure = run.config.data.measure
+    words = f"{measure} {metrics[measure]:.2f}, length {metrics['length']:.0f}"
     bar.set_description_str(f"{run.algorithm.name}, {words}", refresh=False)
     bar.total = run.steps
     bar.update()
 
 
-def begin_table(before, example):
+def begin_table(before, example, measure):
     """Print the head of the table, and the line of the evaluation before training."""
     text = ""
     if example:
-        text = f"  {example['question'].strip()}  (right: {example['answer'].split()[-1]}), greedy:"
-    in_one_row(f"{'steps':>7}  {'accuracy':16}tokens", text)
+        gold = "right" if measure == "accuracy" else "answer"
+        answer = example["answer"].split()[-1]
+        text = f"  {example['question'].strip()}  ({gold}: {answer}), greedy:"
+    in_one_row(f"{'steps':>7}  {measure:16}tokens", text)
     if before:
-        show_line("before", before["sampled"], example)
+        show_line("before", before["sampled"], example, measure=measure)
 
 
-def show_line(steps, scores, answer, text=""):
-    """Print a line of the table. scores: the accuracy and the length. answer: its record, or text
-    in place of one."""
-    accuracy = scores["accuracy"]
-    # no number, if the first reward applies to nothing here
-    full = round(10 * accuracy) if accuracy >= 0 else 0
-    line = f"{steps:>7}  {accuracy:.2f} {'█' * full:10}{scores['length']:7.1f}"
+def show_line(steps, scores, answer, text="", measure="accuracy"):
+    """Print a line of the table. scores: the measure and the length. answer: its record, or text in
+    place of one."""
+    value = scores[measure]
+    # no number, if the first reward applies to nothing here; and a reward may be larger than 1
+    full = round(10 * value) if 0 <= value <= 1 else 0
+    line = f"{steps:>7}  {value:.2f} {'█' * full:10}{scores['length']:7.1f}"
     if answer:
-        line += "  right  " if answer["correct"] else "  wrong  "
+        verdict = "right  " if answer["correct"] else "wrong  "
+        line += "  " + (verdict if measure == "accuracy" else "")
         text = " ".join(answer["completion"].split())
     in_one_row(line, text)
 
@@ -189,27 +205,29 @@ def finish(algorithm, run, after, notes):
         **counts, "checkpoint": str(checkpoint.newest(folder)), "chosen_on": chosen_on(run)}
     del summary["past"]
     files.write(folder / checkpoint.SUMMARY, files.as_json(summary, indent=2))
-    curves(folder, algorithm.name)
+    curves(folder, algorithm.name, run.config.data.measure, changes(summary, run.config)[:2])
     report(summary, run.config)
 
 
-def thinking(sample):
-    """The share of the completions of a line of samples.jsonl that hold a thought."""
-    return fmean("<think>" in row["completion"] for row in sample["completions"])
+def changes(summary, config):
+    """What the evaluations before and after the run say, in words; [] if there are none."""
+    before, after, found = summary["before"], summary["after"], []
+    for title, part, name, digits in CHANGES if before else ():
+        title, name = title.format(config.data.measure), name.format(config.data.measure)
+        found.append(f"{title} {before[part][name]:.{digits}f} → {after[part][name]:.{digits}f}")
+    return found
 
 
 def report(summary, config):
     """Print what a run has learned, its seconds, and what to do next."""
-    folder = config.run.output_dir
-    before, after = summary["before"], summary["after"]
-    if before:
-        changes = [
-            f"{title} {before[part][name]:.{digits}f} → {after[part][name]:.{digits}f}"
-            for title, part, name, digits in CHANGES]
-        print(f"On {after['greedy']['questions']} test questions:", ",\n  ".join(changes))
+    folder, task = config.run.output_dir, task_of(config.data.dataset)
+    if said := changes(summary, config):
+        questions = summary["after"]["greedy"]["questions"]
+        print(f"On {questions} {kind_of_test(config.data)}:", ",\n  ".join(said))
     samples = files.read(Path(folder, "samples.jsonl"))
-    if len(config.data.rewards) == 1 and thinking(samples[0]) < 0.5 and thinking(samples[-1]) > 0.9:
-        print("It thinks now. The reward asked only for right answers.")
+    usual = task.learned and config.data.rewards == [*task.rewards]
+    if usual and (sentence := task.learned(samples[0], samples[-1])):
+        print(sentence)
     seconds = summary["phases"]
     spent = ", ".join(f"{word} {seconds[phase]:.0f}" for phase, word in progress.WORDS.items())
     if summary["evaluation_seconds"]:
@@ -218,8 +236,8 @@ def report(summary, config):
     print("model    ", summary["checkpoint"])
     best = summary["best"]
     if best:
-        print(f"best      {folder}/{checkpoint.BEST}: step {best['step']}, greedy accuracy "
-              f"{best['accuracy']:.3f}, chosen on {summary['chosen_on']}")
+        print(f"best      {folder}/{checkpoint.BEST}: step {best['step']}, greedy "
+              f"{[*best][1]} {[*best.values()][1]:.3f}, chosen on {summary['chosen_on']}")
     print(f"look      {folder}/curves.png")
     earlier = earlier_run(folder)
     if earlier:

@@ -6,7 +6,7 @@ from algorithms import ALGORITHMS, Row
 from engine.model.contract import Sampling
 from engine.run.command_line import option
 from family.tis import CORRECTIONS
-from tasks.table import TASKS
+from tasks.table import TASKS, task_of
 
 
 @dataclass
@@ -36,13 +36,22 @@ class DataOptions:
         limits="[1, ∞)")
     eval_dataset: str | None = option(
         None, "data set that is scored before and after training, named as in --dataset; else "
-        "only the toy is scored")
-    eval_questions: int = option(
-        512, "how many questions of --eval_dataset are scored", limits="[1, ∞)")
+        "the test split of --dataset, if it is known to have one of its own")
+    eval_questions: int | None = option(
+        None, "how many questions of it are scored, at most; 0: none; else 256 of the test split "
+        "(the toy: 512), 512 of an --eval_dataset", limits="[0, ∞)")
     eval_every: int | None = option(
         None, "steps between evaluations (greedy) on 256 questions that are held out of the "
         "training set, or on those of an --eval_dataset that you name; best/ in the run's folder "
-        "is the checkpoint with the highest accuracy", limits="[1, ∞)")
+        "is the checkpoint with the highest accuracy or mean reward", limits="[1, ∞)")
+    # no option: what is shown. "reward": the first one is the user's own, and is no verdict
+    measure: str = "accuracy"
+
+    @property
+    def tested(self):
+        """The data set that is scored before and after training, or None."""
+        of_its_own = self.dataset if task_of(self.dataset).has_test_split else None
+        return (self.eval_dataset or of_its_own) if self.eval_questions else None
 
 
 @dataclass
@@ -159,9 +168,11 @@ class RunOptions:
     seed: int = option(
         42, "seed of the sampling and of the order of the questions", limits="(-∞, ∞)")
     epochs: float | None = option(
-        None, "passes over the questions; else the data set's (1 for most)", limits="(0, ∞)")
+        None, "passes over the questions; else as many as --steps need, or the data set's (1 for "
+        "most)", limits="(0, ∞)")
     steps: int | None = option(
-        None, "stop after this many steps, if the epochs are not over before", limits="[1, ∞)")
+        None, "how many steps the run makes; with --epochs, too: the smaller one counts",
+        limits="[1, ∞)")
     stop_kl: float | None = option(
         None, "end the run when KL(π_θ ‖ π_ref), the mean of 4 steps, exceeds this; its model is "
         "the newest checkpoint from before; with --beta 0 this costs the memory and the forward "

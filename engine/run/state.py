@@ -16,11 +16,13 @@ from engine.model.folders import resolve_model
 from engine.model.networks import Networks, build
 from engine.run import checkpoint
 from engine.run.config import Config, algorithm_with
+from engine.run.folder import keep_options
 from engine.run.hooks import Hooks
-from engine.scoring.score import Reward
+from engine.scoring.score import Reward, is_grade, is_own
 from tasks.table import base_model
 
 BAD_UPDATES = 5  # the run ends after this many updates in a row that are not finite
+ENDLESS = 10**15  # more questions than any run asks
 WINDOW = 4  # --stop_kl compares the mean KL of this many steps that made an update
 
 
@@ -46,7 +48,8 @@ class State:
     # and for a curriculum
     past: list = field(default_factory=list)
     before: dict = field(default_factory=dict)  # the scores before training
-    best: dict = field(default_factory=dict)  # of --eval_every: the step and its accuracy
+    # of --eval_every: the step and its accuracy, or its mean reward
+    best: dict = field(default_factory=dict)
     evaluation_seconds: float = 0.0  # of --eval_every
 
 
@@ -74,8 +77,9 @@ class Run:
 
     @property
     def total(self):
-        """Questions of all epochs."""
-        return max(1, round(self.config.run.epochs * len(self.questions)))
+        """Questions of all epochs; ENDLESS if --steps alone ends the run."""
+        epochs = self.config.run.epochs
+        return ENDLESS if epochs is None else max(1, round(epochs * len(self.questions)))
 
     @property
     def per_step(self):
@@ -181,6 +185,25 @@ class Run:
             state.past += ranks.gather([*zip(self.own_numbers, mean_rewards)])
         self.own_numbers.clear()
 
+    def look_at_rewards(self, of_step):
+        """From the first value on that is no verdict nothing is called right or wrong."""
+        function = self.reward_functions[0].function
+        values = of_step.rollout.rewards[0].flatten().tolist()
+        found = any(is_grade(function, value) for value in values)
+        if is_own(function) and any(ranks.gather([found])):
+            self.show_rewards()
+        if self.config.data.measure == "reward":
+            of_step.metrics.update(accuracy=None, all_right=None, all_wrong=None)
+
+    def show_rewards(self):
+        """The first reward is no verdict: run.json keeps this."""
+        if self.config.data.measure == "accuracy":
+            self.config.data.measure = "reward"
+            keep_options(self.config.run.output_dir, self.config)
+            progress.note(
+                f"note: {self.reward_functions[0].name} pays more than 0 and 1. From now on the "
+                "table shows the mean reward, and nothing is called right or wrong.")
+
     @property
     def evaluates(self):
         """Whether --eval_every asks for an evaluation after this step."""
@@ -189,11 +212,13 @@ class Run:
 
     def count_evaluation(self, scores):
         """Add an evaluation. Returns what the log says of it."""
-        state, accuracy = self.state, scores["greedy"]["accuracy"]
+        state, name = self.state, self.config.data.measure
         state.evaluation_seconds += scores["seconds"]
-        if accuracy > state.best.get("accuracy", -1):  # of equal ones the earliest is the best
-            self.better = {"step": state.step, "accuracy": accuracy}
-        return {"eval_accuracy": accuracy, "eval_length": scores["greedy"]["length"]}
+        value = scores["greedy"][name]
+        # of equal ones the earliest is the best; an accuracy says nothing of a mean reward
+        if value > state.best.get(name, -math.inf):
+            self.better = {"step": state.step, name: value}
+        return {f"eval_{name}": value, "eval_length": scores["greedy"]["length"]}
 
     def save(self, last):
         """Write a checkpoint of this step, if one is due: also if it is the best one so far. last:

@@ -3,7 +3,7 @@
 import math
 
 from answers import gold_answer, to_number
-from engine.scoring.score import REWARDS, reward_columns, score, values_of
+from engine.scoring.score import REWARDS, is_grade, reward_columns, score, values_of
 
 LOOKED_AT = 1_024  # gold answers that are judged before a run: all of the first command's
 NO_ANSWERS = ("proof", "notfound", "not found", "n/a", "none", "-")  # of NuminaMath and others
@@ -36,6 +36,14 @@ def notes_on_gold_answers(reward_functions, questions, numbers):
     return [f"{len(lost)} of the {len(rows)} gold answers that were judged cannot be won with "
             f"{reward_functions[0].name} ({', '.join(lost[:3])}): leave these rows out, or take "
             "another reward, such as math_accuracy."]
+
+
+def right_alone(reward, text, row):
+    """Whether the reward calls a text the right answer to a row, and the empty text not."""
+    values, error = values_of(reward, [text, ""], reward_columns([row], 2))
+    if error:
+        return False
+    return values[0] > max(0, values[1]) and not is_grade(reward.function, values[0])
 
 
 def winnable(reward, rows):

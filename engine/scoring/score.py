@@ -88,6 +88,17 @@ def accuracy_reward(reward_functions, dataset, eval_dataset):
     return REWARDS[task_of(eval_dataset).rewards[0]]
 
 
+def is_own(function):
+    """Whether a reward is the user's own."""
+    return function not in REWARDS.values()
+
+
+def is_grade(function, value):
+    """Whether this value of a reward says more than right or wrong: the reward is the user's own,
+    and the value is not 0, 1 or −1. NaN says nothing."""
+    return is_own(function) and value not in (-1, 0, 1) and not math.isnan(value)
+
+
 def judged_alike(dataset, other):
     """Whether the first reward of a run on `dataset` also judges the questions of `other`."""
     return Path(other).is_file() or task_of(other).rewards == task_of(dataset).rewards

@@ -36,9 +36,27 @@ def test_the_majority(answers, right):
     assert majority_is_right(records, number_of) is right
 
 
-def test_of_equal_answers_the_first_one_is_judged():
-    records = [{"completion": "5", "correct": True}, {"completion": "$5", "correct": False}]
-    assert majority_is_right(records, number_of) is True
+@pytest.mark.parametrize("answers, right", [
+    ("(1,2) (0,0) (0,0) (1,/2) (1.0,2)", True),  # however it is written
+    ("(1,2) (0,0) (0,0)", False), ("(1,2) (0,0) (0.0,0)", True),  # others vote by their text
+    ("none1 5 5", False), ("none1 5 none1", True),  # right, in a form that answer_of does not read
+])
+def test_all_right_completions_are_one_answer(answers, right):
+    records = [{"completion": a, "correct": "1" in a} for a in answers.split()]
+    found = majority_is_right(records, lambda text: None if "none" in text else text)
+    assert found is right
+
+
+def test_of_a_reward_that_grades_there_is_the_mean_alone():
+    scores = [0.5, 0.1, 3.0, None, 0.0, 0.0]
+    records = [{"index": i // 2, "completion": "", "correct": None, "score": score, "tokens": 4,
+                "truncated": False} for i, score in enumerate(scores)]
+    summary = summarize(records, None, "score")
+    assert summary["reward"] == pytest.approx((0.3 + 3 + 0) / 3) and summary["length"] == 4
+    low, high = summary["intervals"].pop("reward")
+    assert 0 <= low < summary["reward"] < high <= 3 and not summary["intervals"]
+    assert not {"accuracy", "pass@2"} & {*summary} and summary["samples"] == 1
+    assert all(map(math.isnan, interval([3.0, 3.0], least=None)))  # nobody knows the others
 
 
 def number_of(text):

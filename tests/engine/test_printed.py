@@ -5,11 +5,13 @@ import os
 import re
 import shlex
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 import eval as evaluation
 import train
+from engine.base import files
 from engine.base.errors import UserError
 from engine.run.command_line import given
 from engine.run.config import Config, compared, config_of
@@ -43,11 +45,14 @@ def test_the_commands_at_the_end_of_a_run_work_and_measure_the_same(
     evaluation.main(again)
     scores = json.loads((folder / "eval-my data.json").read_text())
     assert program == "eval.py" and scores["questions"] == 8
+    assert scores["of_the_run"] == " (the run was trained on 4 of 8)"
+    assert "\nOn 4 training questions: greedy reward " in out
     wanted = {"judge": "mine.py:mine:2", "max_new_tokens": 16, "temperature": 0.9, "stop": ["9"],
               "system_prompt": "Add it."}
     assert wanted.items() <= scores.items()
     summary = json.loads((folder / "summary.json").read_text())
-    assert scores["greedy"]["accuracy"] == summary["after"]["greedy"]["accuracy"] > 0
+    greedy = [row["score"] for row in files.read(folder / "eval-my data.jsonl")[1:5]]
+    assert fmean(greedy) == summary["after"]["greedy"]["reward"] > 0
 
     program, *other = shlex.split(lines["compare"])
     chosen = given(Config, other)
@@ -65,7 +70,7 @@ def test_the_commands_at_the_end_of_a_run_work_and_measure_the_same(
         after = json.loads(Path(run_dir, "summary.json").read_text())["after"]
         values = re.findall(rf"{run_dir} +(\S+)", shown)[:2]
         assert [float(value) for value in values] == pytest.approx(
-            [after[part]["accuracy"] for part in ("greedy", "sampled")], abs=1e-4)
+            [after[part]["reward"] for part in ("greedy", "sampled")], abs=1e-4)
     assert Path("runs/compared.png").is_file()
 
 
@@ -109,6 +114,41 @@ def test_a_run_that_prunes_is_compared_with_its_own_loss(words, monkeypatch):
     assert pace == {
         "--algorithm=cppo": ["It takes about 4 times as long as this run."],
         "--algorithm=grpo": ["It takes about 25% of the seconds of this run."]}.get(words, [])
+
+
+@pytest.mark.parametrize("words, count, of_the_run", [
+    ("", 12, " (the run was trained on 4 of 12)"),
+    ("--eval_every 1", 3, ", held out of the training"),
+    ("--hooks FIRST", 12, " (the run was trained on 2 of 12)"),
+    ("--eval_every 2 --eval_dataset DATA", 12, " (the run was trained on 4 of 12)"),
+    ("--eval_dataset OTHER", 5, ""),
+])
+def test_an_evaluation_says_what_the_run_has_done_with_its_questions(
+    small, tmp_path, words, count, of_the_run, capsys
+):
+    """Of 12 questions of a file."""
+    data = written(tmp_path / "mine.jsonl", sums(12))
+    other = written(tmp_path / "other.jsonl", sums(17)[12:])
+    (tmp_path / "first.py").write_text(
+        "def curriculum(questions, past, count, rng):\n    return [0, 5] * (count // 2)\n")
+    for name, path in [("DATA", data), ("OTHER", other), ("FIRST", tmp_path / "first.py")]:
+        words = words.replace(name, str(path))
+    folder = tmp_path / "run"
+    run(small, folder, f"{BRIEF} --pruning_rate 0.5 --dataset {data} {words}")
+    trained = files.read(folder / "samples.jsonl")
+    evaluation.main(["--model", str(folder)])
+    assert f" {count} questions{of_the_run}, judged by" in capsys.readouterr().out
+    [answers] = folder.glob("eval-*.jsonl")
+    asked = {row["question"] for row in files.read(answers)[1:]}
+    assert len(asked) == count
+    if of_the_run.startswith(", held out"):
+        assert not asked & {row["question"] for row in trained}
+    elif "trained" in of_the_run:  # samples.jsonl has the first question of each step
+        assert {row["question"] for row in trained} <= asked
+    evaluation.main(["--model", str(folder), "--questions", "2", "--output_dir", f"{tmp_path}/few"])
+    said = capsys.readouterr().out
+    if words.startswith("--hooks"):
+        assert " 2 questions (the run was trained on 2 of 12), judged" in said
 
 
 def test_the_command_after_ctrl_c_is_whole(small, tmp_path, monkeypatch, capsys):

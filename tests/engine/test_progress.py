@@ -8,9 +8,11 @@ import signal
 import sys
 
 import pytest
+from matplotlib.figure import Figure
 
-from engine.base import progress
+from engine.base import files, progress
 from engine.run import interrupt, logs
+from engine.run.curves import curves
 from tests.helpers.runs import go_on, metrics_of, run
 from tests.test_train import stop_after
 
@@ -57,7 +59,13 @@ def test_a_run_leaves_a_table_and_what_to_do_next(small, tmp_path, monkeypatch, 
     assert [line.split()[0] for line in lines] == ["1", "2", "3–4", "5"]
     third, fourth = (row["length"] for row in metrics_of(folder)[2:4])
     assert f"{(third + fourth) / 2:.1f}  " in lines[2] and max(map(len, lines)) <= 100
-    for phrase in ("On 4 test questions: greedy accuracy ",
+    assert ("\nBefore and after the run 4 test questions get a greedy and a sampled answer, as "
+            "many completions as 2.0 steps. --eval_questions changes this; 0: none.\n") in out
+    changed = "{} accuracy {:.3f} → {:.3f}".format
+    summary = json.loads((folder / "summary.json").read_text())
+    words = [changed(part, scores[part]["accuracy"], summary["after"][part]["accuracy"])
+             for part in ("greedy", "sampled")]
+    for phrase in (f"On 4 test questions: {words[0]},\n  {words[1]},\n",
                    f"model     {folder}/checkpoint-000005", f"look      {folder}/curves.png",
                    "compare   python train.py --algorithm=grpo ",
                    f"evaluate  python eval.py --model {folder}"):
@@ -69,6 +77,21 @@ def test_a_run_leaves_a_table_and_what_to_do_next(small, tmp_path, monkeypatch, 
     capsys.readouterr()
     go_on(tmp_path / "halves")
     assert table(capsys.readouterr().out) == [head, before, lines[-1]]
+
+
+@pytest.mark.parametrize("measure, tested, title", [
+    ("accuracy", [], "accuracy of the samples: 0.2 → 0.4"),
+    ("reward", [], "reward of the samples: 3 → 5"),
+    ("accuracy", ["a 1 → 2", "b"], "a 1 → 2\nb"),
+])
+def test_the_picture_is_called_as_the_last_lines_are(measure, tested, title, tmp_path, monkeypatch):
+    rows = [{"questions": 2, "accuracy": a, "reward": r, "length": 9, "entropy": 1}
+            for a, r in ((0.2, 3), (0.4, 5))]
+    (tmp_path / "metrics.jsonl").write_text(files.as_lines(rows))
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **more: drawn.append(figure))
+    curves(tmp_path, "cppo", measure, tested)
+    assert [axis.get_title() for axis in drawn[0].axes][0] == title and len(drawn[0].axes) == 3
 
 
 def test_a_step_in_which_nothing_was_judged_has_a_line(capsys):

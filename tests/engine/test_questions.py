@@ -2,11 +2,14 @@
 
 import json
 import random
+from functools import partial
 
 import datasets
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+import eval as evaluation
+from engine.base import progress
 from engine.base.errors import UserError
 from engine.data.questions import (
     Questions,
@@ -16,6 +19,8 @@ from engine.data.questions import (
     prompt_text,
     take,
 )
+from engine.scoring.gold_answers import right_alone
+from engine.scoring.score import load_rewards
 from experiments.library import toy_model
 from rewards import format_reward
 from tasks.table import SYSTEM_PROMPT
@@ -107,6 +112,57 @@ def test_a_chat_goes_through_the_template_whole(tokenizer, template, chat, optio
 def test_the_completion_begins_with_what_a_prefilled_turn_has_begun():
     for chat, begins in ((CHAT, ""), ([*CHAT, turn("assistant", "7=")], "7=")):
         assert begun("u9-2=?;a" + begins, ONE | {"prompt": chat}) == begins
+
+
+SOLVED = turn("assistant", "So 9-2=7: \\boxed{7}.")
+
+
+@pytest.mark.parametrize("reward, last, stays", [
+    ("gsm8k_accuracy", SOLVED, False), ("gsm8k_accuracy", turn("assistant", "9-2="), True),
+    ("gsm8k_accuracy", turn("assistant", "\\boxed{8}"), True), ("gsm8k_accuracy", None, True),
+    ("number_accuracy", turn("assistant", "9-2=7"), False), ("format_reward", SOLVED, True),
+    ("own:pays_all", SOLVED, True), ("own:fails", SOLVED, True), ("own:part", SOLVED, True),
+    ("own:looks", SOLVED, False),
+])
+def test_a_last_turn_that_is_paid_by_itself_is_not_shown(
+    tokenizer, reward, last, stays, tmp_path
+):
+    (tmp_path / "own.py").write_text(
+        "def pays_all(completions, **columns): return [1 for text in completions]\n"
+        "def fails(completions, **columns): return [1 / 0]\n"
+        "def part(completions, **columns): return [len(text) / 100 for text in completions]\n"
+        "def looks(completions, answer, **columns):\n"
+        "    return [float(a in text) for text, a in zip(completions, answer)]\n")
+    [loaded] = load_rewards([reward.replace("own:", f"{tmp_path}/own.py:")])
+    chat = [*CHAT, last] if last else CHAT
+    row = {"question": "9-2=?", "answer": "7", "prompt": chat}
+    tokenizer.chat_template = TURNS
+    is_right = partial(right_alone, loaded)
+    first = Questions([row], "toy", tokenizer, "", is_right=is_right).first()
+    assert first["prompt"] == tokenizer(text_of(chat if stays else CHAT)).input_ids
+    assert first["begun"] == (last["content"] if stays and last else "")
+    assert row["prompt"] == chat
+
+
+def text_of(chat):
+    text = "".join(f"{each['role'][0]}{each['content']};" for each in chat)
+    return text[:-1] if chat[-1]["role"] == "assistant" else f"{text}a"
+
+
+def test_training_and_evaluation_say_that_a_chat_shows_its_answer(small, tmp_path, capsys):
+    rows = [{"messages": [turn("user", f"{i}+1=?"), turn("assistant", f"\\boxed{{{i + 1}}}")],
+             "answer": str(i + 1)} for i in range(4)]
+    data = written(tmp_path / "sft.jsonl", rows)
+    progress.note_once.cache_clear()
+    run(small, tmp_path / "run", f"--dataset {data} --eval_dataset {data} --steps 1 --group_size 4 "
+        "--max_new_tokens 4 --questions_per_step 2")
+    assert "chats end with a turn of the assistant that is paid by" in capsys.readouterr().out
+    progress.note_once.cache_clear()
+    evaluation.main(["--model", f"{tmp_path}/run"])
+    assert "chats end with a turn of the assistant that is paid by" in capsys.readouterr().out
+    progress.note_once.cache_clear()
+    scores = json.loads((tmp_path / "run/eval-sft.json").read_text())
+    assert scores["sampled"]["accuracy"] < 1
 
 
 @pytest.mark.parametrize("template, options, reason", [

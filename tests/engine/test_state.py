@@ -4,9 +4,11 @@ import pytest
 
 from engine.base import files
 from engine.run.begin import note_on_learning_rate
-from engine.run.config import config_of
+from engine.run.checks import notes_on_options
+from engine.run.command_line import given
+from engine.run.config import Config, compared, config_of
 from engine.run.hooks import Hooks
-from engine.run.state import Run, State
+from engine.run.state import Run, State, learning_rate
 from records import Step
 
 
@@ -28,6 +30,27 @@ def test_progress_is_of_the_steps_or_of_the_questions_whichever_ends_first(a_run
 def test_the_numbers_ahead_are_those_that_the_next_steps_take(a_run, steps, count):
     a_run.config.run.steps = steps
     assert a_run.numbers_ahead() == a_run.next_numbers(count)
+
+
+@pytest.mark.parametrize("steps, epochs, makes, note", [
+    (3, None, 3, False), (50, None, 50, False), (None, 0.5, 5, False), (3, 1.0, 3, True),
+    (50, 1.0, 10, True), (3, 0.5, 3, True),
+])
+def test_steps_are_the_steps_and_of_both_the_smaller_counts(steps, epochs, makes, note):
+    """Of 40 questions, 4 a step. The learning rate falls until the end, whatever ends the run."""
+    chosen = {"steps": steps, "epochs": epochs, "pruning_rate": 0.0, "questions_per_step": 4}
+    config, algorithm = config_of({name: x for name, x in chosen.items() if x is not None})
+    again, _ = config_of(given(Config, compared(config, "grpo").split()[2:]))
+    assert (again.run.steps, again.run.epochs) == (steps, epochs) == (
+        config.run.steps, config.run.epochs)
+    state = State("model", "data", devices=1)
+    made = Run(config, algorithm, state, [{}] * 40, [], [], None, [], None, Hooks(), 2048)
+    assert any("the smaller one" in each for each in notes_on_options(config.options)) == note
+    while not made.finished:
+        state.step, state.position = state.step + 1, state.position + 4
+    assert state.step == makes
+    state.step, state.position = makes - 1, 4 * (makes - 1)
+    assert made.learning_rate(1.0) == pytest.approx(learning_rate(1 - 0.5 / makes, 1.0, 0.1))
 
 
 def test_failed_updates_count_in_a_row(a_run):

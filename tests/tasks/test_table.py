@@ -49,7 +49,11 @@ def test_a_run_gets_what_the_row_says_and_the_user_has_the_last_word(name, small
     for option in ("system_prompt", "max_new_tokens", "lr", "questions_per_step"):
         assert getattr(options, option) == getattr(task, option), option
     assert options.rewards == list(task.rewards)
-    assert options.eval_dataset == (name if task.evaluated else None)
+    data = open_run(words)[0].data
+    assert data.tested == (name if task.has_test_split else None) and data.eval_dataset is None
+    assert task.has_test_split == (name not in ("math500", "amc23", "aime24"))
+    assert data.eval_questions == (512 if name.startswith("toy") else 256)
+    assert open_run([*words, "--eval_questions", "0"])[0].data.tested is None
     assert open_run([*words, "--lr", "0.5"])[0].options.lr == 0.5
 
 

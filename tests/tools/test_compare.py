@@ -28,6 +28,22 @@ def test_completions_of_another_program_are_scored(tmp_path, capsys):
         assert {name: found[name] for name in right} == pytest.approx(right)
 
 
+@pytest.mark.parametrize("judge, answer, completions, majority", [
+    ("math_accuracy", "(1, 2)", ["\\boxed{(0,0)}", "\\boxed{(1,2)}", "\\boxed{(0,0)}",
+                                 "\\boxed{(1, 2)}", "\\boxed{\\left(1,2\\right)}"], 1.0),
+    ("number_accuracy", "7", ["so 7", "3 + 4 = 7", "we get 7", "it is <answer>8</answer>"], 1.0),
+    ("number_accuracy", "7", ["so 8", "3 + 4 = 8", "we get 8.0", "7", "7"], 0.0),
+])
+def test_a_majority_is_of_answers_that_are_right_and_not_of_spellings(
+    judge, answer, completions, majority, tmp_path
+):
+    row = {"question": "1", "answer": answer, "completions": completions}
+    (tmp_path / "x.jsonl").write_text(files.as_lines([row]))
+    main([f"{tmp_path}/x.jsonl", "--judge", judge])
+    found = json.loads((tmp_path / "scored-x.json").read_text())["sampled"]
+    assert found[f"maj@{len(completions)}"] == majority
+
+
 def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, capsys):
     folders = tmp_path / "a", tmp_path / "b"
     paths = [f"{folder}/eval-toy.jsonl" for folder in folders]

@@ -190,7 +190,7 @@ def test_what_it_says_of_a_fault_of_few_steps_of_health_and_of_no_run(tmp_path, 
     for more, said in (
         ({"steps": 3}, "3 steps are too few to judge the accuracy: that takes 8."),
         ({"accuracy": [i / 10 for i in range(10)]},
-         "Nothing was found in 10 steps: accuracy 0.15 → 0.75"),
+         "Nothing was found in 10 steps. Of the samples: accuracy 0.15 → 0.75"),
     ):
         assert not logged(tmp_path, **more)
         main([str(tmp_path)])

@@ -1,0 +1,128 @@
+"""A first reward of the user's own that pays more than right and wrong: the run says so, and from
+then on shows its mean."""
+
+import json
+import re
+
+import pytest
+
+import eval as evaluation
+from engine.base import files
+from engine.scoring.score import REWARDS, is_grade
+from tests.helpers.runs import go_on, metrics_of, run
+from tests.test_train import stop_after
+from tools import compare, doctor
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+OWN = '''
+import os
+
+def schedule(step, progress):
+    os.environ["STEP_OF_TEST"] = str(step)
+    return {}
+
+def verdict(completions, **columns):
+    return [len(text) % 2 for text in completions]
+
+def sign(completions, **columns):
+    return [2 * value - 1 for value in verdict(completions)]
+
+def later(completions, **columns):
+    return [0.3 if int(os.environ["STEP_OF_TEST"]) > 2 else v for v in verdict(completions)]
+
+def length(completions, **columns):
+    return [1 - len(text) / 200 for text in completions]
+'''
+WORDS = ("--questions_per_step 1 --group_size 4 --algorithm grpo --max_new_tokens 8 --lr 1e-3 "
+         "--eval_questions 4 --steps 4 --save_every 1 --eval_every 2 --rewards ")
+
+
+@pytest.fixture
+def made(small, tmp_path, monkeypatch):
+    """made(reward, folder="run") → the folder of a run with this reward."""
+    monkeypatch.setenv("STEP_OF_TEST", "0")
+    own = tmp_path / "own.py"
+    own.write_text(OWN)
+
+    def make(reward, folder="run"):
+        name = reward if reward.endswith("_accuracy") else f"{own}:{reward}"
+        run(small, tmp_path / folder, f"{WORDS}{name} --hooks {own}")
+        return tmp_path / folder
+
+    return make
+
+
+@pytest.mark.parametrize("reward, first", [
+    ("verdict", None), ("sign", None), ("gsm8k_accuracy", None), ("later", 3), ("length", 1),
+])
+def test_the_column_is_the_accuracy_until_the_reward_grades(reward, first, made, capsys):
+    """first: the step from which on nothing is called right."""
+    folder = made(reward)
+    printed = capsys.readouterr().out
+    rows = metrics_of(folder)
+    for row in rows:
+        graded = first is not None and row["step"] >= first
+        assert (row["accuracy"] is None) == (row["all_right"] is None) == graded
+        if not graded:
+            assert 0 <= row["accuracy"] <= 1
+    options = json.loads((folder / "run.json").read_text())
+    summary = json.loads((folder / "summary.json").read_text())
+    name = "reward" if first else "accuracy"
+    assert options.get("measure", "accuracy") == summary["after"]["measure"] == name
+    assert printed.count("nothing is called right or wrong") == bool(first)
+    heads = re.findall(r"^  steps  (\w+)", printed, re.MULTILINE)
+    assert heads == ["reward" if first == 1 else "accuracy"]
+    assert name in summary["best"] and f"eval_{name}" in rows[-1]
+    last = printed.partition("On 4 test questions: ")[2]
+    assert last.startswith(f"greedy {name} ") and f",\n  sampled {name} " in last
+    if first:
+        assert f"{rows[0 if first == 1 else -1]['reward']:.2f} " in printed
+        assert "accuracy" not in summary["after"]["greedy"]
+        since = printed.partition("nothing is called right or wrong")[2]
+        assert not re.search("right|wrong|accuracy", since)
+
+
+def test_best_begins_anew_and_a_resume_and_eval_know_it(made, tmp_path, monkeypatch, capsys):
+    """The accuracy of step 2 is 1 at most, a mean reward of 0.3 is less: it counts all the same."""
+    whole = made("later")
+    assert (whole / "best").resolve().name == "checkpoint-000004"
+    assert json.loads((whole / "summary.json").read_text())["best"] == {
+        "step": 4, "reward": pytest.approx(0.3)}
+    with pytest.MonkeyPatch.context() as stopping:
+        stop_after(3, stopping)
+        killed = made("later", "killed")
+    monkeypatch.setenv("STEP_OF_TEST", "0")  # run.json knows what was seen
+    capsys.readouterr()
+    go_on(killed)
+    assert metrics_of(killed) == metrics_of(whole)
+    printed = capsys.readouterr().out
+    assert "nothing is called" not in printed and "  steps  reward" in printed
+    assert doctor.diagnosis(killed)[1]["accuracy"].count == 0
+
+    monkeypatch.setenv("STEP_OF_TEST", "0")  # the values of this evaluation are 0 and 1
+    words = ["--questions", "6", "--samples", "2", "--model"]
+    evaluation.main([*words, str(killed)])
+    shown = capsys.readouterr().out
+    assert "reward, avg@2" in shown and not re.search("right|accuracy|maj", shown)
+    scores = json.loads((killed / "eval-toy.json").read_text())
+    assert {*scores["sampled"]["intervals"]} == {"reward"} and 0 < scores["sampled"]["reward"] < 1
+    assert all(row["score"] in (0, 1) for row in files.read(killed / "eval-toy.jsonl")[1:])
+    evaluation.main([*words, str(killed)])  # from its file
+    assert capsys.readouterr().out == shown
+    evaluation.main([*words, str(killed), "--judge", "toy_accuracy", "--output_dir",
+                     str(tmp_path / "other")])
+    assert "the most likely answer is right" in capsys.readouterr().out
+    monkeypatch.setenv("STEP_OF_TEST", "9")
+    evaluation.main([*words, str(killed), "--output_dir", str(tmp_path / "late")])
+    capsys.readouterr()
+    compare.main([f"{killed}/eval-toy.jsonl", f"{tmp_path}/late/eval-toy.jsonl"])
+    said = capsys.readouterr().out
+    assert "these are mean rewards" in said and "→ 0.3000" in said
+
+
+@pytest.mark.parametrize("value, grade", [
+    (0, False), (1.0, False), (-1, False), (float("nan"), False), (0.3, True), (2.0, True),
+])
+def test_values_that_say_more_than_right_and_wrong(value, grade):
+    assert is_grade(lambda completions: [], value) is grade
+    assert not is_grade(REWARDS["gsm8k_accuracy"], value)
