@@ -86,10 +86,8 @@ class Questions:
         """What the user should know."""
         notes = []
         if self.name not in TASKS:
-            question, answer = self.rows.columns
-            if (question, answer) != ("question", "answer"):
-                notes.append(f"{self.name}: the question is the column '{question}', the answer is "
-                             f"'{answer}'.")
+            notes.append(f"columns of {self.name}: {' and '.join(self.rows.columns)} (--columns to "
+                         "change).")
             unread = self.rows.unread()
             if unread:
                 notes.append(f"{self.name}: only rewards get the columns {', '.join(unread)}. If "

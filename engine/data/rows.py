@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 from engine.base import progress
-from engine.base.errors import UserError, one_line, unknown
+from engine.base.errors import UserError, nearest, one_line, unknown
 from engine.model.folders import ask_hub
 from tasks.table import TASKS, Hub, task_of
 
@@ -129,7 +129,8 @@ def find_columns(dataset, name, named):
     found = {what: next(filter(kinds.get, usual), None) for what, usual in USUAL.items()} | named
     missing = [what for what in found if found[what] not in kinds]
     if missing:
-        found |= dict.fromkeys(missing, "NAME")
+        for what in missing:
+            found[what] = (nearest(found[what] or "", kinds) or ["NAME"])[0]
         words = [f"{what}={column}" for what, column in found.items()]
         raise UserError(
             f"{name} has no column for the {' and the '.join(missing)}: it has {', '.join(kinds)}. "
