@@ -41,7 +41,9 @@ def frames():
 
 
 def main(argv):
-    argparse.ArgumentParser(description=__doc__).parse_args(argv)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args(argv)
     *others, last = frames()
     last.save(
         ROOT / "docs/learn.webp", save_all=True, append_images=others, lossless=True,

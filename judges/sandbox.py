@@ -334,4 +334,6 @@ def protections():
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] in ([], ["--help"]):
+        sys.exit(print(__doc__))
     _serve(sys.argv[1])

@@ -122,6 +122,8 @@ grader.sympy_solve_and_compare = same_solutions
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] in ([], ["--help"]):
+        sys.exit(print(__doc__))
     logging.disable()
     memory = int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))

@@ -114,7 +114,8 @@ def right_answers(records):
 
 
 def main(argv):
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "paths", nargs="+", metavar="FILE",
         help="one file of completions, to judge them; or two files of answers, to compare them")

@@ -382,7 +382,8 @@ def nothing_found(metrics, steps):
 
 
 def main(argv):
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="folder of a run, such as runs/toy-cppo-1")
     sentences, metrics, steps = diagnosis(parser.parse_args(argv).run)
     if not steps:

@@ -86,8 +86,10 @@ class Questions:
         """What the user should know."""
         notes = []
         if self.name not in TASKS:
-            notes.append(f"columns of {self.name}: {' and '.join(self.rows.columns)} (--columns to "
-                         "change).")
+            columns = self.rows.columns
+            if columns != ("question", "answer"):
+                notes.append(f"columns of {self.name}: {' and '.join(columns)} (--columns to "
+                             "change).")
             unread = self.rows.unread()
             if unread:
                 notes.append(f"{self.name}: only rewards get the columns {', '.join(unread)}. If "

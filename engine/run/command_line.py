@@ -169,9 +169,7 @@ def read(parser, words, source=""):
     except argparse.ArgumentError as error:
         raise UserError(f"{source}{error}. `--help` lists all options.") from None
     if unknown:
-        word = unknown[0].split("=")[0] if unknown[0].startswith("-") else unknown[0]
-        what = "unknown option" if word.startswith("-") else "there is no option before the word"
-        raise UserError(f"{source}{what} {hint(parser, word)}")
+        raise UserError(f"{source}unknown option {hint(parser, unknown[0].split('=')[0])}")
     return vars(values)
 
 

@@ -40,8 +40,8 @@ def print_plan(options, notes, argv):
              "Memory that it keeps during the update is not counted.")
     usual = algorithm_of(options).questions_per_step
     if p.questions < usual:
-        note(f"note: a step takes {p.questions} questions on each device, not {usual}: the data set "
-             "has no more.")
+        note(f"note: a step takes {questions} on each device, not {usual}: the data set has no "
+             "more.")
     for sentence in notes:
         note(f"note: {sentence}")
     room = f"a device has {USABLE * p.device / GB:.1f} GB for the peak."

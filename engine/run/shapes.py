@@ -36,8 +36,8 @@ def skeleton(name):
             return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"the config.json of {name} cannot be read ({why_unread(name, error)}): name a folder that "
-            "holds it, or go online.") from None
+            f"the config.json of {name} cannot be read ({why_unread(name, error)}): name a folder "
+            "that holds it, or go online.") from None
 
 
 def widths(shape):

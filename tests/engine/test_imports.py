@@ -49,7 +49,7 @@ def test_mistakes_help_and_the_table_are_told_before_anything_slow_is_imported()
 
 
 PROGRAMS = [
-    path.relative_to(ROOT) for folder in ("", "tools", "docs", "docs/live", "experiments",
+    path.relative_to(ROOT) for folder in ("", "tools", "docs", "docs/live", "experiments", "judges",
                                           "experiments/library", "examples", "notebooks/exercises")
     for path in sorted(ROOT.joinpath(folder).glob("*.py")) if "__main__" in path.read_text()]
 
@@ -60,4 +60,4 @@ def test_help_tells_how_and_changes_nothing(program, tmp_path):
     words = [sys.executable, ROOT / program, "--help"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr and not [*tmp_path.iterdir()]
-    assert program.name in done.stdout or program.name == "algorithms.py"
+    assert program.stem in done.stdout or program.name == "algorithms.py"
