@@ -7,7 +7,6 @@ A folder holds a run only if it holds run.json.
 """
 
 import contextlib
-import fcntl
 import itertools
 import json
 import os
@@ -21,6 +20,11 @@ from engine.model.folders import checkpoints
 from engine.run.command_line import flat
 from engine.scoring.score import judged_alike
 from tasks.table import TASKS
+
+try:
+    import fcntl
+except ImportError:
+    raise SystemExit("this program needs Linux or macOS: on Windows use WSL.") from None
 
 
 def run_folder(config):
