@@ -30,6 +30,7 @@ import torch
 
 from batches import cut_into_minibatches
 from engine.base import progress, ranks
+from engine.base.errors import UserError
 from engine.base.progress import Clock
 from engine.data.questions import rows_of_run
 from engine.model.critic import estimate
@@ -37,7 +38,7 @@ from engine.run import checkpoint, logs
 from engine.run.begin import begin
 from engine.run.command_line import run_program
 from engine.run.config import open_run
-from engine.run.folder import alone, keep_options, run_folder
+from engine.run.folder import alone, forget_unbegun, keep_options, run_folder, steps_in
 from engine.run.interrupt import Interrupt, in_one_sentence
 from engine.run.metrics import summarize
 from engine.run.plan_command import print_plan
@@ -176,15 +177,21 @@ def main(argv):
         return check_rewards(config, algorithm, device, rows)
     folder = config.run.output_dir = run_folder(config)
     with alone(folder):
+        before = steps_in(folder)
         try:
             code = train(config, algorithm, device, rows, notes)
         except KeyboardInterrupt:
             progress.note(f"stopped at once. {checkpoint.how_to_resume(folder)}")
             code = 130
+        except UserError:
+            if not config.run.resume:
+                forget_unbegun(folder)
+            raise
         except (RuntimeError, OSError, FloatingPointError) as error:
             raise in_one_sentence(error, folder) from None
         finally:
-            if ranks.rank() == 0 and (sentence := first_sentence(folder)):
+            made = steps_in(folder) > before
+            if ranks.rank() == 0 and made and (sentence := first_sentence(folder)):
                 progress.note(sentence)
     ranks.stop()
     return code

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import random
+import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -19,6 +20,8 @@ from tasks.table import SYSTEM_PROMPT, TASKS, task_of
 
 HELD_OUT = 256  # questions of the training set that --eval_every keeps for its evaluations
 SYSTEM_ROLES = ("system", "developer")
+# a question that somebody has already put into a chat template, or a chat that became a text
+TEMPLATE = re.compile(r"<\|\w+\|>|\[INST\]|<start_of_turn>|^\s*[\[{].*\brole\b", re.DOTALL)
 PLAIN = (  # the chat as plain text, for a model without a chat template
     "{% for turn in messages %}{% if turn.role == 'system' %}{{ turn.content + '\n\n' }}"
     "{% else %}{{ turn.role.capitalize() + ': ' + turn.content + '\n' }}{% endif %}{% endfor %}"
@@ -90,6 +93,10 @@ class Questions:
             if columns != ("question", "answer"):
                 notes.append(f"columns of {self.name}: {' and '.join(columns)} (--columns to "
                              "change).")
+            looked_at = self.complete(range(min(100, len(self)))).values()
+            if any(TEMPLATE.search(row["question"]) for row in looked_at):
+                notes.append(f"{self.name}: a question holds a chat template's marks or JSON, and "
+                             "the model sees them as text. Give it as a list of turns, or bare.")
             unread = self.rows.unread()
             if unread:
                 notes.append(f"{self.name}: only rewards get the columns {', '.join(unread)}. If "

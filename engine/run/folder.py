@@ -107,6 +107,22 @@ def keep_options(run_dir, config):
         files.write(Path(run_dir, "run.json"), files.as_json(options, indent=2))
 
 
+def steps_in(run_dir):
+    """How many steps the log of a run has."""
+    return len(files.read(Path(run_dir, "metrics.jsonl")))
+
+
+def forget_unbegun(run_dir):
+    """Remove the files of a run that ends by a mistake of the user's before its first step. Then
+    `alone` removes the folder, if nothing else is in it."""
+    if ranks.rank() > 0 or steps_in(run_dir):
+        return
+    for name in ("run.json", "metrics.jsonl", "samples.jsonl"):
+        Path(run_dir, name).unlink(missing_ok=True)
+    for path in checkpoints(run_dir):
+        shutil.rmtree(path)
+
+
 @contextlib.contextmanager
 def alone(run_dir):
     """Refuse a folder that another job writes, and keep others out. Every rank calls this; the
