@@ -17,6 +17,7 @@ less than before. For example, a completion that was drawn may count the inverse
 """
 
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -380,14 +381,16 @@ def usual_pruning_rate(row, rule):
     return ALGORITHMS["cppo"].pruning_rate if added else row.pruning_rate
 
 
-def table():
-    """The table as text."""
+def table(*names):
+    """The table as text; with names, only these rows beside GRPO's."""
     fields = "token_weights keep group_size pruning_rate beta clip_low clip_high mu minibatches"
     fields = fields.split()
     titles = "algorithm|what it changes|token weights|keep|G|P|β|ε low|ε high|μ|mini-batches"
     lines = [titles.split("|")]
     usual = [cell(getattr(grpo, name)) for name in fields]
     for name, row in ALGORITHMS.items():
+        if names and name not in ("grpo", *names):
+            continue
         cells = [cell(getattr(row, field)) for field in fields]
         if row is not grpo:
             cells = ["·" if x == y else x for x, y in zip(cells, usual)]
@@ -406,4 +409,5 @@ def cell(value):
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # python algorithms.py | head
-    print(table())
+    # python algorithms.py cppo: its row
+    print(table(*(word for word in sys.argv[1:] if word in ALGORITHMS)))

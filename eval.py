@@ -4,8 +4,9 @@
     torchrun --nproc-per-node 2 eval.py --model Qwen/Qwen2.5-1.5B-Instruct --benchmark gsm8k math500
 
 For each benchmark it writes two files: eval-NAME.jsonl holds each sampled answer with its verdict,
-and eval-NAME.json holds the scores with the setting in which they were measured. To resume an
-interrupted evaluation, run the same command again. The number of processes changes only the time.
+and eval-NAME.json holds the scores with the setting in which they were measured. Another setting
+gets files of its own, eval-NAME-2.jsonl and so on. To resume an interrupted evaluation, run the
+same command again. The number of processes changes only the time.
 tools/compare.py compares two evaluations, and judges what another program has sampled.
 """
 
@@ -170,22 +171,25 @@ def read_answers(path):
                     "another --output_dir.")
 
 
+def path_of_setting(folder, benchmark, setting):
+    """The file of answers of this setting: the first that has it, or does not exist yet."""
+    path = folder / f"eval-{Path(benchmark).stem}.jsonl"
+    n = 2
+    while True:
+        earlier = read_answers(path)[0] if path.is_file() else setting
+        if earlier | setting == earlier:
+            return path
+        path = folder / f"eval-{Path(benchmark).stem}-{n}.jsonl"
+        n += 1
+
+
 def open_answers(path, setting):
-    """Start a file of answers, or continue the file of an interrupted evaluation.
+    """Start a file of answers, or continue the file of an interrupted evaluation in this setting.
 
     Returns {part: the records before the first batch that lacks an answer}, because the evaluation
-    samples whole batches. Raises UserError if the answers were sampled or judged in another
-    setting.
+    samples whole batches.
     """
-    earlier = setting
-    answers = {}
-    if path.is_file():
-        earlier, answers = read_answers(path)
-    changed = [key for key in setting if earlier.get(key) != setting[key]]
-    if changed:
-        raise UserError(
-            f"{path} holds answers with another {', '.join(changed)}: name another --output_dir, "
-            "or remove it.")
+    answers = read_answers(path)[1] if path.is_file() else {}
     lines = [{"setting": setting}]
     for part, records in answers.items():
         samples = 1 if part == "greedy" else setting["samples"]
@@ -226,7 +230,7 @@ def report(part, scores):
         interval = f"[{low:.3f}, {high:.3f}]"
         print(f"  {title:8} {value}  {interval}  {means}")
     if "length" in scores:
-        print(f"  tokens   {scores['length']:.1f}; {scores['truncated']:.1%} are cut off")
+        print(f"  tokens, {part}: {scores['length']:.1f}; {scores['truncated']:.1%} are cut off")
 
 
 # --- the program ---
@@ -325,7 +329,7 @@ def evaluate_benchmark(benchmark, rows, asked, config, source, model, tokenizer,
     sampling = Sampling(
         config.max_new_tokens, config.temperature, config.top_p, config.top_k, config.stop)
     setting = setting_of(config, source, benchmark, questions, sampling, model.dtype)
-    path = folder / f"eval-{Path(benchmark).stem}.jsonl"
+    path = path_of_setting(folder, benchmark, setting)
     earlier = open_answers(path, setting) if ranks.rank() == 0 else None
     sampler = Sampler(model, tokenizer)
     if config.sampler != "ours":

@@ -145,7 +145,9 @@ def draw(path):
 
 
 def main(argv):
-    argparse.ArgumentParser(description=__doc__).parse_args(argv)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args(argv)
     draw(ROOT / "docs/speedups.png")
     print("written: docs/speedups.png")
 

@@ -11,6 +11,10 @@ Allocation: make per_device_train_batch_size G/k times as large. For example, wi
 them.
 """
 
+if __name__ == "__main__":
+    print(__doc__)  # it is no program
+    raise SystemExit
+
 import torch
 from trl import GRPOTrainer
 

@@ -17,6 +17,10 @@ These methods have run on a CPU with verl's classes. We only read in what order 
 training has run.
 """
 
+if __name__ == "__main__":
+    print(__doc__)  # it is no program
+    raise SystemExit
+
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict

@@ -4,6 +4,10 @@
     torchrun train.py --keep examples/my_rule.py:group_length
 """
 
+if __name__ == "__main__":
+    print(__doc__)  # it is no program
+    raise SystemExit
+
 from cppo import batch_rows, prune
 
 

@@ -3,6 +3,10 @@
     torchrun train.py --sampler examples/my_sampler.py:Generate --steps 4
 """
 
+if __name__ == "__main__":
+    print(__doc__)  # it is no program
+    raise SystemExit
+
 import torch
 from torch.nn.utils.rnn import pad_sequence
 

@@ -9,6 +9,10 @@ tool's tokens are not in the mask, so nothing trains on them, but they take room
 own change `answer_call`, and TAGS if your model has other tags.
 """
 
+if __name__ == "__main__":
+    print(__doc__)  # it is no program
+    raise SystemExit
+
 import math
 import re
 from dataclasses import dataclass, field

@@ -17,6 +17,10 @@ your own, for example runs/mine.py, and add `--sampler runs/mine.py:Small`:
 `--plan` does not know the share. Plan for the rest of the GPU: with 0.15 of 80 GB, `--plan 68`.
 """
 
+if __name__ == "__main__":
+    print(__doc__)  # it is no program
+    raise SystemExit
+
 import gc
 import os
 import random

@@ -46,7 +46,9 @@ def frames(seconds, width=WIDTH, height=HEIGHT, scale=1):
 
 
 def main(argv):
-    argparse.ArgumentParser(description=__doc__).parse_args(argv)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args(argv)
     [card] = frames([SECONDS], **CARD)
     card.save(ROOT / "docs/card.png", optimize=True)
     *others, last = frames(np.linspace(0, SECONDS, FRAMES))

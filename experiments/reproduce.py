@@ -33,6 +33,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from algorithms import ALGORITHMS, constant, resolve, token_mean
+from engine.base.errors import UserError
 from engine.data.questions import load_questions
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy
@@ -490,7 +491,8 @@ def picture(result, folder):
 
 @dataclass
 class Config:
-    table: str = option("all", "one of the tables, or all of them", choices=(*TABLES, "all"))
+    table: str | None = option(
+        None, "one of the tables, or all of them; with --quick all", choices=(*TABLES, "all"))
     seeds: int = option(3, "how many runs of every method, at least 3 (factorial: 5)")
     quick: bool = option(
         False, "one seed and 16 questions, into runs/reproduce-quick/: these are no results"
@@ -544,9 +546,22 @@ def output_of(config):
     return config.output or ("runs/reproduce-quick" if config.quick else RESULTS)
 
 
+def hours():
+    """A line for each table: how long it takes and what it asks, as in experiments/README.md."""
+    lines = []
+    for line in Path(__file__).with_name("README.md").read_text(encoding="utf-8").splitlines():
+        if "`--table" in line:
+            program, question, time, _ = line.strip("| ").split(" | ")
+            option = program.partition("`")[2].strip("`")
+            lines.append(f"{option:20}{time:12}{question}")
+    return "\n".join(lines)
+
+
 def main(argv):
     config = parse(Config, argv)
-    for name in TABLES if config.table == "all" else [config.table]:
+    if not config.table and not config.quick:
+        raise UserError(f"name a table. Each takes so long with three seeds:\n\n{hours()}")
+    for name in TABLES if config.table in (None, "all") else [config.table]:
         reproduce(name, config)
 
 

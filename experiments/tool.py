@@ -17,3 +17,7 @@ class TrainsOnResults(WithCalculator):
     def sample(self, *arguments):
         drawn = super().sample(*arguments)
         return replace(drawn, mask=completion_mask(drawn.tokens, drawn.lengths))
+
+
+if __name__ == "__main__":
+    print(__doc__)

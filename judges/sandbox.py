@@ -1,4 +1,6 @@
-"""Runs Python programs that a model wrote: many at once, each in a process that can do little harm.
+"""Runs Python programs that a model wrote. In production, run this inside a container.
+
+It runs many programs at once, each in a process that can do little harm.
 
 A *server* is a fresh Python interpreter (no torch) that has loaded the common modules. It forks one
 process per program: a fork takes milliseconds, a new interpreter takes tens of them. Calls share
@@ -40,7 +42,6 @@ import ctypes
 import functools
 import json
 import os
-import resource
 import select
 import signal
 import struct
@@ -50,6 +51,11 @@ import tempfile
 import threading
 import types
 from dataclasses import dataclass
+
+try:
+    import resource
+except ImportError:
+    raise SystemExit("the sandbox needs Linux or macOS: on Windows use WSL.") from None
 
 OUTPUT = 1 << 16  # bytes that are kept
 REPORT, DONE = 3, b"\n"  # where a program's process reports an error in one line, or DONE
@@ -334,4 +340,6 @@ def protections():
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] in ([], ["--help"]):
+        sys.exit(print(__doc__))
     _serve(sys.argv[1])

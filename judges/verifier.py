@@ -9,15 +9,20 @@ comparisons of values are replaced by those below.
 
 import json
 import logging
-import resource
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from math import factorial, prod
 
 from math_verify import LatexExtractionConfig, grader, parse, verify
 from sympy import FiniteSet, Float, MatrixBase, Number, Rational, solve
+
+try:
+    import resource
+except ImportError:
+    raise SystemExit("math_accuracy needs Linux or macOS: on Windows use WSL.") from None
 
 # mathematics.py has read the units; math-verify would drop the h of 2\pi h, too
 FORM = LatexExtractionConfig(
@@ -122,9 +127,12 @@ grader.sympy_solve_and_compare = same_solutions
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] in ([], ["--help"]):
+        sys.exit(print(__doc__))
     logging.disable()
     memory = int(sys.argv[1])
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    with suppress(ValueError, OSError):  # macOS refuses this limit
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     verdict("1", "1")  # the libraries are there
     print("ready", flush=True)
     for line in sys.stdin:

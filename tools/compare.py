@@ -216,7 +216,8 @@ def by_seed(lines):
 
 
 def main(argv):
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "paths", nargs="+", metavar="PATH",
         help="folders of runs, or two files of answers, to compare them; or one file of "

@@ -105,10 +105,15 @@ def seen(metrics, names, texts=()):
 
 def course_of(m):
     if m.count == 1:
-        return f"{m.mean:.2g}"
+        return short(m.mean)
     # start and end of a few values are means of the same ones
-    change = f"{m.start:.2g} → {m.end:.2g}" if m.count >= STEPS else f"{m.mean:.2g}"
-    return f"{change} (at most {m.most:.2g})"
+    change = f"{short(m.start)} → {short(m.end)}" if m.count >= STEPS else short(m.mean)
+    return f"{change} (at most {short(m.most)})"
+
+
+def short(value):
+    """A number with two digits; from 100 on with all digits before the point."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2g}"
 
 
 # --- the findings ---
@@ -390,7 +395,8 @@ def nothing_found(metrics, steps):
 
 
 def main(argv):
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="folder of a run, such as runs/toy-cppo-1")
     sentences, metrics, steps = diagnosis(parser.parse_args(argv).run)
     if not steps:

@@ -59,7 +59,9 @@ def page(name):
 
 
 def main(argv):
-    argparse.ArgumentParser(description=__doc__).parse_args(argv)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args(argv)
     for name in ("live", "you"):
         (HERE.parent / f"{name}.html").write_text(page(name))
         print(f"written: docs/{name}.html")

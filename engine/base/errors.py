@@ -23,8 +23,10 @@ class UserError(Exception):
 
 
 def nearest(word, names):
-    """The names that `word` may mean: the one that is written most alike, or none."""
-    return difflib.get_close_matches(word, names, n=1)
+    """The names that `word` may mean: the one that is written most alike, in capitals or not, or
+    none."""
+    small = {name.lower(): name for name in names}
+    return [small[near] for near in difflib.get_close_matches(word.lower(), small, n=1)]
 
 
 def unknown(what, word, names):

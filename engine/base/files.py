@@ -47,10 +47,15 @@ def write(path, text):
 
 @contextlib.contextmanager
 def writing_into(folder):
-    """Make the folder of the results. Say what is wrong, if nothing can be written into it."""
+    """Make the folder of the results. Say what is wrong, if nothing can be written into it. If
+    nothing was written, the folder is removed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        yield
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # it holds files
+                folder.rmdir()
     except OSError as error:
         if error.errno not in CANNOT_WRITE:
             raise

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import random
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from tasks.table import SYSTEM_PROMPT, TASKS, task_of
 
 HELD_OUT = 256  # questions of the training set that --eval_every keeps for its evaluations
 SYSTEM_ROLES = ("system", "developer")
+# a question that somebody has already put into a chat template, or a chat that became a text
+TEMPLATE = re.compile(r"<\|\w+\|>|\[INST\]|<start_of_turn>|^\s*[\[{].*\brole\b", re.DOTALL)
 PLAIN = (  # the chat as plain text, for a model without a chat template
     "{% for turn in messages %}{% if turn.role == 'system' %}{{ turn.content + '\n\n' }}"
     "{% else %}{{ turn.role.capitalize() + ': ' + turn.content + '\n' }}{% endif %}{% endfor %}"
@@ -103,10 +106,14 @@ class Questions:
         """What the user should know."""
         notes = []
         if self.name not in TASKS:
-            question, answer = self.rows.columns
-            if (question, answer) != ("question", "answer"):
-                notes.append(f"{self.name}: the question is the column '{question}', the answer is "
-                             f"'{answer}'.")
+            columns = self.rows.columns
+            if columns != ("question", "answer"):
+                notes.append(f"columns of {self.name}: {' and '.join(columns)} (--columns to "
+                             "change).")
+            looked_at = self.complete(range(min(100, len(self)))).values()
+            if any(TEMPLATE.search(row["question"]) for row in looked_at):
+                notes.append(f"{self.name}: a question holds a chat template's marks or JSON, and "
+                             "the model sees them as text. Give it as a list of turns, or bare.")
             unread = self.rows.unread()
             if unread:
                 notes.append(f"{self.name}: only rewards get the columns {', '.join(unread)}. If "

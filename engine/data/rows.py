@@ -10,11 +10,12 @@ import re
 import shlex
 from collections.abc import Sequence
 from copy import copy
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 
 from engine.base import progress
-from engine.base.errors import UserError, one_line, unknown
+from engine.base.errors import UserError, nearest, one_line, unknown
 from engine.model.folders import ask_hub
 from tasks.table import TASKS, Hub, task_of
 
@@ -86,6 +87,9 @@ class Rows(Sequence):
         raw, flat = self.dataset[i], self.flat[i]
         row = {name: value for name, value in raw.items() if name not in self.reserved}
         question, answer = map(flat.get, self.columns)
+        label = self.flat.features[self.columns[1]]
+        if hasattr(label, "int2str") and answer is not None:  # a ClassLabel keeps a number
+            answer = label.int2str(answer)
         if isinstance(question, list):
             row["prompt"] = chat_of(question)
             asked = [turn["content"] for turn in row["prompt"] if turn["role"] == "user"]
@@ -129,7 +133,8 @@ def find_columns(dataset, name, named):
     found = {what: next(filter(kinds.get, usual), None) for what, usual in USUAL.items()} | named
     missing = [what for what in found if found[what] not in kinds]
     if missing:
-        found |= dict.fromkeys(missing, "NAME")
+        for what in missing:
+            found[what] = (nearest(found[what] or "", kinds) or ["NAME"])[0]
         words = [f"{what}={column}" for what, column in found.items()]
         raise UserError(
             f"{name} has no column for the {' and the '.join(missing)}: it has {', '.join(kinds)}. "
@@ -155,17 +160,21 @@ def chat_of(messages):
 
 
 def plain(value):
-    """A question or an answer as text; 27.0 becomes "27", None becomes "".
+    """A question or an answer as text; 27.0 becomes "27", 0.1 + 0.2 becomes "0.3", ["2"] becomes
+    "2", None becomes "".
 
-    Raises ValueError for a list, an object, and a number that is not exact, such as NaN: no answer
-    could be right.
+    Raises ValueError for another list, an object, and a number that is not exact, such as NaN: no
+    answer could be right.
     """
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
     if isinstance(value, (list, dict)):
         raise ValueError(f"{value!r:.80} is neither a text nor a number")
     if isinstance(value, float):
         if not abs(value) < 2**53:
             raise ValueError(f"{value!r} is no exact number: write it as a text, in quotes")
-        return str(value).removesuffix(".0")
+        digits = ".0f" if value.is_integer() else ".15g"
+        return format(Decimal(format(value, digits)), "f")  # 0.00005, not 5e-05
     return "" if value is None else str(value)
 
 
@@ -203,6 +212,8 @@ def load(name, *arguments, **options):
         datasets.disable_progress_bars()
     progress.say("reading the data set")
     try:
+        if Path(name, "state.json").is_file():  # save_to_disk has written it
+            return datasets.load_from_disk(name)
         return datasets.load_dataset(*arguments, **options)
     except Exception as error:  # of pyarrow, pandas, the hub, …
         reason = one_line(error.__cause__ or error)
@@ -212,6 +223,8 @@ def load(name, *arguments, **options):
     if name.endswith(".jsonl"):
         reason = first_mistake(name) or reason
         cure = "each line must be a JSON object in UTF-8"
+    if "Unknown split" in reason:
+        cure = "name a file of the questions in place of it"
     raise UserError(f"{name} cannot be loaded ({reason}): {cure}.")
 
 

@@ -7,8 +7,9 @@ import math
 import os
 import re
 from pathlib import Path
+from textwrap import shorten
 
-from engine.base.errors import UserError
+from engine.base.errors import UserError, one_line
 
 
 def checkpoints(run_dir):
@@ -38,6 +39,16 @@ def resolve_model(name):
     else:
         ask_hub(name)
     return str([path, *saved][-1])
+
+
+def why_unread(name, error):
+    """Why a model cannot be read, in words. error: of transformers, which asks the hub for a name
+    that is no folder."""
+    reason = one_line(error).partition(" for this kind of AutoModel")[0]  # a list follows
+    if isinstance(error, OSError) and not Path(name).is_dir():
+        of_hub = shorten(str(error), 120, placeholder=" …")
+        return f"there is no such folder here; the hub's library says: {of_hub}"
+    return reason
 
 
 def adapters_in(folder):

@@ -11,7 +11,7 @@ from torch.nn.functional import linear, rms_norm
 
 from engine.base.errors import UserError, one_line
 from engine.model.contract import Sampling
-from engine.model.folders import adapters_in, resolve_model
+from engine.model.folders import adapters_in, resolve_model, why_unread
 from engine.model.precision import TINY, choose_dtype, nearly_equal
 from engine.model.sampler import Sampler
 
@@ -75,7 +75,7 @@ def read(name, dtype):
             name, dtype=dtype, output_loading_info=True, trust_remote_code=False)
     # what a damaged or a hostile folder raises is up to transformers and torch
     except Exception as error:
-        reason = one_line(error).partition(" for this kind of AutoModel")[0]  # a list follows
+        reason = why_unread(name, error)
         if Path(name).is_dir() and not any(Path(name).glob("*token*")):
             reason = "it holds no tokenizer"
         raise UserError(f"the model {name} cannot be loaded ({reason}): name a causal language "

@@ -279,6 +279,7 @@ def add_adapter(model, rank, seed, folder=None):
     """
     from peft import LoraConfig  # takes a second to import, and few runs need it
 
+    check_rank(model, rank)
     torch.manual_seed(seed)
     if getattr(model, "peft_config", None):
         model.add_adapter(model.peft_config["default"], START)
@@ -290,3 +291,11 @@ def add_adapter(model, rank, seed, folder=None):
     else:
         model.add_adapter(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
     adapters_in_float32(model, folder)
+
+
+def check_rank(model, rank):
+    """Refuse a rank of adapters above that of a layer, which could be trained whole for less."""
+    width = model.config.get_text_config().hidden_size
+    if rank > width:
+        raise UserError(f"--lora {rank} is above the width of the model's layers, {width}: name a "
+                        "lower rank (8 to 64 are usual).")

@@ -16,9 +16,11 @@ from typing import get_args, get_origin
 
 import yaml
 
+from algorithms import ALGORITHMS
 from engine.base import files
 from engine.base.errors import UserError, nearest, one_line
 from engine.run.names import NAMES
+from tasks.table import TASKS
 
 
 def option(default, help, *, limits=None, choices=None, alone=None):
@@ -87,8 +89,10 @@ def parser_of(config_class):
     parser = argparse.ArgumentParser(
         usage="%(prog)s [--OPTION VALUE ...]", allow_abbrev=False, exit_on_error=False,
         argument_default=argparse.SUPPRESS,
-        description="The value None, in a recipe null, means: as if the option was not given.",
-        formatter_class=partial(argparse.HelpFormatter, max_help_position=26, width=100))
+        description=f"{about_program()}The value None, in a recipe null, means: as if the option "
+        "was not given.", formatter_class=partial(
+            argparse.RawDescriptionHelpFormatter, max_help_position=26, width=100))
+    parser._negative_number_matcher = re.compile(r"-\.?\d")  # -1e-4 too, as Python 3.14 has it
     most_used = getattr(config_class, "most_used", ())
     first = parser.add_argument_group("most used")
     for record in records(config_class()):
@@ -97,6 +101,13 @@ def parser_of(config_class):
             place = first if f.name in most_used else group
             place.add_argument(f"--{f.name}", **argument_of(f))
     return parser
+
+
+def about_program():
+    """The first two paragraphs of the program's docstring: what it does, how it is called, how long
+    it takes."""
+    paragraphs = (sys.modules["__main__"].__doc__ or "").split("\n\n")[:2]
+    return "".join(f"{paragraph}\n\n" for paragraph in paragraphs)
 
 
 def argument_of(f):
@@ -139,6 +150,9 @@ def given(config_class, argv):
     values = read(parser, argv)
     if recipe := values.get("recipe"):
         values = read(parser, words_of(recipe), f"the recipe {recipe}: ") | values
+    for name, value in values.items():
+        if name != "system_prompt" and (value == "" or isinstance(value, list) and "" in value):
+            raise UserError(f"--{name} is given an empty text: give it a value, or leave it out.")
     check_limits(config_class, values)
     return {name: value for name, value in values.items() if value not in (None, [None])}
 
@@ -171,15 +185,32 @@ def repeated(words):
 
 
 def hint(parser, word):
-    """A word that is no option, and what to say about it."""
+    """A word that is no option, or has none before it, and what to say about it."""
     name = word.lstrip("-").replace("-", "_")
     options = [action.dest for action in parser._actions]
     if here := in_names(name, options):
         return f"{word}: here it is {here}. See docs/names.md."
-    near = nearest(name, options)
-    if near and not name.startswith("no_"):  # --no_resume does not mean --resume
-        return f"{word}: did you mean --{near[0]}?"
+    others = [other for other in NAMES if in_names(other, options)]
+    near = nearest(name, [*options, *others])
+    if word.startswith("-") and near and not name.startswith("no_"):  # --no_resume is not --resume
+        here = in_names(near[0], options)
+        here = here and f" Here it is {here}. See docs/names.md."
+        return f"{word}: did you mean --{near[0]}?{here}"
+    for meant in options_for(word):
+        if meant in options:
+            return f"{word}: did you mean --{meant} {word}?"
     return f"{word}: `--help` lists all options."
+
+
+def options_for(word):
+    """The options that may be meant by a word that has none before it."""
+    if word in ALGORITHMS:
+        return ["algorithm"]
+    if word in TASKS or word.endswith((".jsonl", ".json", ".parquet", ".csv", ".gz")):
+        return ["dataset", "benchmark"]
+    if word.endswith((".yaml", ".yml")):
+        return ["recipe"]
+    return ["model"] if "/" in word or Path(word).is_dir() else []
 
 
 def in_names(name, options):

@@ -200,9 +200,12 @@ def open_run(argv):
     if sharded and "WORLD_SIZE" not in os.environ:
         raise UserError("--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with "
                         "the number of your GPUs. On one device: --shard none, also to resume.")
+    if plan is not None and config.preview.check_rewards:
+        raise UserError("--plan and --check_rewards are two programs in place of training: leave "
+                        "out one of them.")
     if run.output_dir and not run.resume and trains:
         folder.refuse_used(run.output_dir)
-    return config, algorithm, given_twice(argv) + checks.notes_on_options(config.options)
+    return config, algorithm, given_twice(argv) + checks.notes_on_options(config.options, algorithm)
 
 
 def saved_options(chosen):

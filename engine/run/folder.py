@@ -8,7 +8,6 @@ A folder holds a run only if it holds run.json.
 """
 
 import contextlib
-import fcntl
 import itertools
 import json
 import os
@@ -26,6 +25,11 @@ from engine.run.checkpoint import SUMMARY
 from engine.run.command_line import flat
 from engine.scoring.score import judged_alike
 from tasks.table import TASKS
+
+try:
+    import fcntl
+except ImportError:
+    raise SystemExit("this program needs Linux or macOS: on Windows use WSL.") from None
 
 ANSWERS = "answers.jsonl"
 
@@ -131,14 +135,15 @@ def rows_for_eval(name, config):
 
 
 def refuse_used(output_dir):
-    """Refuse the --output_dir of a new run if it holds a run, or something else. A run that ended
+    """Refuse the --output_dir of a new run if it holds a run, or anything else. A run that ended
     before its first checkpoint starts anew."""
     run_dir = Path(output_dir)
     begun = [*checkpoints(run_dir), *run_dir.glob("metrics.jsonl")]
-    found = [*begun, *run_dir.glob("*config.json")]
+    # a job that begins, too, holds the lock
+    found = [path for path in run_dir.glob("*") if path.name != "run.lock"]
     if found and not (run_dir / "run.json").is_file():
-        raise UserError(f"{run_dir} holds {found[0].name}, but not the run.json of a run: name "
-                        "another --output_dir.")
+        raise UserError(f"{run_dir} holds {min(found).name}, but not the run.json of a run: name "
+                        "another --output_dir, or an empty one.")
     if begun:
         raise UserError(f"{run_dir} already holds a run: add --resume to go on with it, or name "
                         "another --output_dir.")
@@ -153,13 +158,29 @@ def keep_options(run_dir, config):
         files.write(Path(run_dir, "run.json"), files.as_json(options, indent=2))
 
 
+def steps_in(run_dir):
+    """How many steps the log of a run has."""
+    return len(files.read(Path(run_dir, "metrics.jsonl")))
+
+
+def forget_unbegun(run_dir):
+    """Remove the files of a run that ends by a mistake of the user's before its first step. Then
+    `alone` removes the folder, if nothing else is in it."""
+    if ranks.rank() > 0 or steps_in(run_dir):
+        return
+    for name in ("run.json", "metrics.jsonl", "samples.jsonl"):
+        Path(run_dir, name).unlink(missing_ok=True)
+    for path in checkpoints(run_dir):
+        shutil.rmtree(path)
+
+
 @contextlib.contextmanager
-def alone(run_dir):
+def alone(run_dir, resumed=False):
     """Refuse a folder that another job writes, and keep others out. Every rank calls this; the
     first holds the lock.
 
     The lock ends with the process, however that ends. A folder in which nothing was written is
-    removed.
+    removed, and so is that of a new run that ends by a mistake of the user's before its first step.
     """
     path, problem = Path(run_dir, "run.lock"), None
     with contextlib.ExitStack() as held:
@@ -180,6 +201,10 @@ def alone(run_dir):
             raise UserError(problem)
         try:
             yield
+        except UserError:
+            if not resumed:
+                forget_unbegun(run_dir)
+            raise
         finally:
             if ranks.rank() == 0 and os.listdir(run_dir) == [path.name]:
                 shutil.rmtree(run_dir)

@@ -8,11 +8,12 @@ from algorithms import ALGORITHMS
 from engine.base.progress import count, note
 from engine.model.networks import uses_ours
 from engine.run.command_line import command, given, parser_of, read
-from engine.run.config import Config
+from engine.run.config import Config, algorithm_of
 from engine.run.plan import GB, USABLE, plan
 
 TOKENS = 1024  # of the smaller micro-batches, at most
 SHARDS = ("--shard", "full")
+MOST_DEVICES = 16  # that are tried
 
 
 def print_plan(options, notes, argv):
@@ -40,6 +41,10 @@ def print_plan(options, notes, argv):
     if any(".py:" in word for word in options.rewards):
         note("note: if a reward of your own asks a model, add 2 bytes for each of its parameters, "
              "or 4 in float32.")
+    usual = algorithm_of(options).questions_per_step
+    if p.questions < usual:
+        note(f"note: a step takes {questions} on each device, not {usual}: the data set has no "
+             "more.")
     for sentence in notes:
         note(f"note: {sentence}")
     room = f"a device has {USABLE * p.device / GB:.1f} GB for the peak."
@@ -49,6 +54,11 @@ def print_plan(options, notes, argv):
 
     if p.fits:
         return 0
+    if options.shard == "full":
+        for devices in range(p.devices + 1, MOST_DEVICES + 1):
+            if plan(options, devices).fits:
+                note(f"As it is, it fits {devices} devices: torchrun --nproc-per-node {devices}.")
+                break
     print_changes(options, p, argv)
     return 3
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from engine.base.errors import UserError, one_line
-from engine.model.folders import base_of, resolve_model
+from engine.base.errors import UserError
+from engine.model.folders import base_of, resolve_model, why_unread
 
 
 @functools.cache  # a plan asks for each lever
@@ -37,8 +37,8 @@ def skeleton(name):
             return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"the config.json of {name} cannot be read ({one_line(error)}): name a folder that "
-            "holds it, or go online.") from None
+            f"the config.json of {name} cannot be read ({why_unread(name, error)}): name a folder "
+            "that holds it, or go online.") from None
 
 
 def widths(shape):

@@ -126,12 +126,12 @@ def test_what_the_user_can_change_ends_a_run_in_one_sentence(error, words, tmp_p
     ("--lora 4", ["--lora"]), ("--lora 4 --lr 1e-5", []), ("--algorithm gfpo", []),
 ])  # fmt: skip
 def test_an_option_that_surprises_is_noted_and_no_other(words, options):
-    config, _ = config_of(given(Config, words.split()))
-    notes = notes_on_options(config.options)
+    config, algorithm = config_of(given(Config, words.split()))
+    notes = notes_on_options(config.options, algorithm)
     assert [note.split()[0].strip(":") for note in notes] == options
     # a resumed run reads its options with all values filled in
     again, _ = config_of(flat(config))
-    assert notes_on_options(again.options) == notes
+    assert notes_on_options(again.options, algorithm) == notes
 
 
 def test_each_layer_wins_over_those_before_it(tmp_path):

@@ -40,12 +40,13 @@ def test_steps_are_the_steps_and_of_both_the_smaller_counts(steps, epochs, makes
     """Of 40 questions, 4 a step. The learning rate falls until the end, whatever ends the run."""
     chosen = {"steps": steps, "epochs": epochs, "pruning_rate": 0.0, "questions_per_step": 4}
     config, algorithm = config_of({name: x for name, x in chosen.items() if x is not None})
-    again, _ = config_of(given(Config, compared(config, "grpo").split()[2:]))
+    again, _ = config_of(given(Config, compared(config)[0].split()[2:]))
     assert (again.run.steps, again.run.epochs) == (steps, epochs) == (
         config.run.steps, config.run.epochs)
     state = State("model", "data", devices=1)
     made = Run(config, algorithm, state, [{}] * 40, [], [], None, [], None, Hooks(), 2048)
-    assert any("the smaller one" in each for each in notes_on_options(config.options)) == note
+    notes = notes_on_options(config.options, algorithm)
+    assert any("the smaller one" in each for each in notes) == note
     while not made.finished:
         state.step, state.position = state.step + 1, state.position + 4
     assert state.step == makes
