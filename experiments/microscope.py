@@ -19,7 +19,6 @@ import random
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import getsourcelines, unwrap
@@ -116,9 +115,8 @@ def watching(*functions):
 class Update:
     """What an update computed for the tokens of some of the Q·G completions."""
 
-    rows: list  # of these completions: the kept ones
+    rows: list  # of these completions
     values: dict  # {name: (Q·G, T)}; NaN where there is no token to train on
-    scored: Sequence = ()  # rows that the page shows besides: of nano.py all
 
 
 @dataclass
@@ -182,8 +180,9 @@ def updates_of(calls, beta, cuts, shape):
 
 
 def scored_by_its_weights(model, score, function, optimizer=None):
-    """Call function(), which trains the model. Returns (its value, the score(value) with the weights
-    before, with those after each step of the optimizer if it is given, and with those after)."""
+    """Call function(), which trains the model. Returns (its value, [score(value) with the weights
+    before, …, with the weights after]): between these two after each step of the optimizer, if it
+    is given."""
     learning = [p for p in model.parameters() if p.requires_grad]
     found, scored = [], []
 
@@ -263,12 +262,11 @@ def see_nano(step, number, model, reference, optimizer, tokenizer, task, questio
 
 
 def fill_in_the_pruned(updates, ref, scored):
-    """Give the completions that a step did not train on the three numbers that it would have
-    computed, so that the page can keep others. scored: log π with the weights of each update."""
+    """Give each completion the three numbers that the step computes for the kept ones alone, so
+    that the page can keep others. scored: log π with the weights of each update."""
     for one, logp in zip(updates, scored):
         for name, x in {"ref": ref, "old": scored[0], "logp": logp}.items():
             one.values[name] = torch.where(one.values[name].isnan(), x, one.values[name])
-        one.scored = range(len(ref))
 
 
 # --- a run of train.py ---
@@ -444,9 +442,9 @@ def completion_of(seen, row):
     length = int(trained_on.max()) + 1 if len(trained_on) else 0
     passes = []
     for number, one in enumerate(seen.updates, 1):
-        if row in one.rows or row in one.scored:
-            values = {name: numbers(x[row, :length]) for name, x in one.values.items()
-                      if not x[row].isnan().all()}
+        values = {name: numbers(x[row, :length]) for name, x in one.values.items()
+                  if not x[row].isnan().all()}
+        if values:
             passes.append({"update": number} | values)
     return {
         "tokens": texts_of(seen.tokenizer, seen.tokens[row, :length].tolist()),

@@ -1,13 +1,11 @@
-"""Puts docs/step.html together: the equations of book.md, each with the line that computes it (quoted
-from the file itself), the page's style and JavaScript, and the numbers that stand in it already.
+"""Puts docs/step.html together: the equations of book.md, each with the line that computes it
+(quoted from the file itself), the page's style and JavaScript, and the numbers that stand in it.
 
     python docs/step/build.py            to renew the numbers: python experiments/microscope.py
 """
 
-import argparse
 import html
 import re
-import sys
 from pathlib import Path
 
 from latex2mathml.converter import convert
@@ -15,85 +13,71 @@ from latex2mathml.converter import convert
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PAGE = HERE.parent / "step.html"
-CHINESE = {
-    "measured": "实测", "test": "测试", "rewards": "奖励", "nano.py has no such line": "nano.py 没有这一行",
-}
+CHAPTER = '<h2><span lang="en">{}</span><span lang="zh">{}</span></h2>'
+ROW = """<article id="{key}" class="{home}">
+<div class="equation">
+<div class="formula">{formula}<span class="paper">{paper}</span></div>
+<p><span lang="en">{english}</span><span lang="zh">{chinese}</span></p>
+</div>
+<div class="line">
+<p class="paper"><span>{file}</span><span>{function}</span>
+<span lang="en">nano.py has no such line</span><span lang="zh">nano.py 没有这一行</span></p>
+<div class="code"><code class="comment">{comment}</code><code>{code}</code></div>
+<p class="more">{more}</p>
+</div>
+<div class="number"><b></b><p></p></div>
+</article>"""
+CELLS = ["key", "paper", "formula", "english", "chinese", "line", "more"]
 
 
 def rows():
-    """Lists of book.md: the two names of a part, or the seven cells of an equation."""
-    for line in (HERE / "book.md").read_text().splitlines():
+    """Of book.md the two names of each chapter, and the cells of each equation as {name: text}."""
+    for line in (HERE / "book.md").read_text(encoding="utf-8").splitlines():
         if line.startswith("## "):
             yield line.removeprefix("## ").split(" · ")
         elif re.match(r"\| (?!row )\w", line):
-            yield [cell.replace(r"\|", "|") for cell in line.strip("| ").split(" | ")]
+            yield dict(zip(CELLS, line.replace(r"\|", "|").strip("| ").split(" | ")))
 
 
 def quoted(place):
-    """(file, function, the line with the comment above it) of "file: how the line begins"."""
+    """What the page says of "file: how the line begins". Two such lines, or none, are an error."""
     file, start = place.split(": ", 1)
-    lines = (ROOT / file).read_text().splitlines()
-    at, *others = [i for i, line in enumerate(lines) if line.strip().startswith(start)]
-    if others:
-        raise ValueError(f"book.md: {file} has more than one line that begins with {start}")
-    function = ""  # a line of no function begins at the left
-    if lines[at].startswith(" "):
-        function = [*re.findall(r"^def (\w+)", "\n".join(lines[:at]), re.MULTILINE)][-1]
-    comment = [lines[at - 1].strip()] if lines[at - 1].strip().startswith("#") else []
-    code = lines[at].strip() + ("…)" if lines[at].endswith("(") else "")
-    return file, function, "\n".join([*comment, code])
+    lines = ["", *(ROOT / file).read_text(encoding="utf-8").splitlines()]
+    [at] = [i for i, line in enumerate(lines) if line.strip().startswith(start)]
+    above = [re.match(r"def (\w+)", line) for line in lines[:at] if line.startswith("def ")]
+    return {
+        "file": file, "home": Path(file).stem,
+        "function": above[-1][1] if lines[at].startswith(" ") else "",
+        "comment": re.sub(r"^[^#].*|^$", "", lines[at - 1].strip()),
+        "code": lines[at].strip() + ("…)" if lines[at].endswith("(") else ""),
+    }
 
 
-def both(english, chinese=None):
-    """Words in both languages, of which the page shows one."""
-    words = {"en": english, "zh": chinese or CHINESE[english]}
-    return "".join(f'<span lang="{lang}">{html.escape(text)}</span>' for lang, text in words.items())
-
-
-def link(found):
-    """A link of book.md as it leads from docs/."""
-    words, address = found.groups()
-    name = "test" if words.startswith("test_") else words
-    address = address.removeprefix("../")
-    return f'<a href="{address}">{both(name, CHINESE.get(name, name))}</a>'
-
-
-def equation(key, paper, tex, english, chinese, place, more):
+def equation(row):
     """An equation, its line, and a place for its number, side by side."""
-    file, function, code = quoted(place)
-    formula = convert(tex.strip("$"), display="block").replace("<mi>log</mi>", "<mi>log</mi><mspace width='.15em' />")
-    names = "".join(f"<code>{name}</code>" for name in re.findall("`(.+?)`", more))
-    links = "".join(map(link, re.finditer(r"\[(.+?)\]\((.+?)\)", more)))
-    none = "" if file == "nano.py" else f' · {both("nano.py has no such line")}'
-    return f"""<article id="{key}">
-<div class="equation"><p class="paper">{html.escape(paper)}</p>{formula}<p>{both(english, chinese)}</p></div>
-<div class="line"><p class="paper">{file}{f" · {function}" if function else ""}{none}</p><code class="code">{html.escape(code)}</code><p class="more">{names}{links}</p></div>
-<div class="number"><b></b><p></p></div>
-</article>"""
-
-
-def book():
-    made = ""
-    for row in rows():
-        made += f"<h2>{both(*row)}</h2>\n" if len(row) == 2 else equation(*row) + "\n"
-    return made
+    cells = {name: html.escape(text) for name, text in (row | quoted(row["line"])).items()}
+    formula = convert(row["formula"].strip("$"), display="block")
+    # no space around <, and one after log
+    formula = formula.replace("<mo>&lt;</mo>", "<mi>&lt;</mi>")
+    formula = formula.replace("<mi>log</mi>", '<mi>log</mi><mspace width=".15em" />')
+    links = re.sub(r"\[(.+?)\]\(\.\./(.+?)\)", r'<a href="\2">\1</a>', row["more"])
+    return ROW.format_map(cells | {
+        "formula": re.sub(' xmlns=".+?"', "", formula),
+        "more": re.sub("`(.+?)`", r"<code>\1</code>", links)})
 
 
 def page(earlier):
     """The text of the page. earlier: the page as it is, with the numbers that it keeps."""
-    data = re.search(r'<script id="data" type="application/json">(.*?)</script>', earlier)[1]
-    parts = {"book": book(), "data": data}
-    for name in ("../live/grpo.js", "../live/cppo.js", "compute.js", "page.js", "page.css"):
-        parts[name] = (HERE / name).read_text()
-    text = (HERE / "page.html").read_text()
-    return re.sub(r"\{\{(.+?)\}\}\n?", lambda found: parts[found[1]], text)
+    made = [equation(row) if isinstance(row, dict) else CHAPTER.format(*row) for row in rows()]
+    parts = {"book": "\n".join(made), "data": re.search("json\">(.*?)</script>", earlier)[1]}
 
+    def part(found):
+        return parts.get(found[1]) or (HERE / found[1]).read_text(encoding="utf-8")
 
-def main(argv):
-    argparse.ArgumentParser(description=__doc__).parse_args(argv)
-    PAGE.write_text(page(PAGE.read_text()))
-    print("written: docs/step.html")
+    text = (HERE / "page.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(.+?)\}\}\n?", part, text)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    print("written: docs/step.html")

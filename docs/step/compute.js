@@ -47,9 +47,12 @@ function recomputed(data, settings) {
   const rewards = data.rewards.map(group => group.slice(0, G));
   const A = group_advantages(rewards);
   const k = keep_count(G, P), N = k * A.length;
-  const kept = prune(A, k), pooled = prune_pooled(A, N)[at];
-  const gamma = Math.min(...kept[at].map(i => Math.abs(A[at][i])));
-  const above = A.map(group => group.filter(x => Math.abs(x) >= gamma).length);
+  const kept = prune(A, k);
+  // of different questions equal |A| differ in their last digits
+  const sizes = A.map(group => group.map(x => Number(Math.abs(x).toFixed(9))));
+  const pooled = prune_pooled(sizes, N)[at];
+  const gamma = Math.min(...kept[at].map(i => sizes[at][i]));
+  const above = sizes.map(group => group.filter(x => x >= gamma).length);
   const lengths = kept.flatMap((rows, q) => rows.map(i => data.lengths[q][i]));
   const completions = data.completions.map(({ members, reward, passes }) => {
     const own = members.filter(i => kept[at].includes(i));

@@ -12,8 +12,6 @@ const CHINESE = {
   "Step {0} of {1} trains on {2} of the {3} completions of its {4} questions. It pushes {5} tokens, and {6} of them move: their log π changes by more than {7}. Choose a token.{8}":
     "{1} 的第 {0} 步有 {4} 道题目、{3} 个补全，用其中 {2} 个来训练，推动 {5} 个 token，其中 {6} 个动了：log π 的变化超过 {7}。选一个 token。{8}",
   " (Click it, or press ← → ↑ ↓.)": "（点击它，或按 ← → ↑ ↓。）",
-  "A: how much better a completion is than the mean of its question. π: how likely the model finds a token, after those before it. KL: how far the model has moved from its start, at this token.":
-    "A：一个补全比它那道题目的均值好多少。π：已知前面的 token，模型认为这个 token 有多大的概率。KL：在这个 token 上，模型离训练开始时有多远。",
   "completion {0}: reward {1}, A {2}, {3}": "补全 {0}：奖励 {1}，A {2}，{3}",
   "{0}: A {1}, π {2} → {3}": "{0}：A {1}，π {2} → {3}", ", ratio {0}, KL {1}": "，比率 {0}，KL {1}",
   "right: {0} · {1} of {2} are right": "正确答案：{0} · {2} 个中 {1} 个答对",
@@ -25,10 +23,11 @@ const CHINESE = {
   "in the step: {0}": "这一步里：{0}", "its answer is right": "答案正确", "its answer is wrong": "答案错误",
   "row {0}": "第 {0} 行", "not sampled": "未采样", "it reaches γ = {0}, as {1} of {2} do": "达到 γ = {0}；{2} 个中有 {1} 个达到",
   "it is below γ = {0}; {1} of {2} reach it": "低于 γ = {0}；{2} 个中有 {1} 个达到",
-  "of this question's {0} would be kept": "个：这道题目的 {0} 个补全里会保留这么多", "with B = 1": "取 B = 1",
+  "of this question's {0} would be kept": "这道题目的 {0} 个补全里会保留这么多个", "with B = 1": "取 B = 1",
   "the questions keep {0}; there are {1} places": "各题保留 {0} 个；共有 {1} 个位置", "tokens on one device, {0} on the other": "个 token 在一个设备上，另一个有 {0} 个",
   "N = {0}, up to {1} together": "N = {0}，一次至多 {1} 个", "of the loss {0}": "损失共 {0}", "not clipped": "未被裁剪", "clipped": "被裁剪",
   "times β = {0}": "乘以 β = {0}", "N = {0} · {1}": "N = {0} · {1}", "a mean over the {0} that are kept": "对保留的 {0} 个取均值",
+  "the sum of the rewards of {0} tokens": "{0} 个 token 的奖励之和",
   "Only the step itself was made.": "只做过原来的那一步。",
   "so: less likely": "因此：概率下降", "so: more likely": "因此：概率上升", "no gradient": "没有梯度",
   "not computed: pruned": "不计算：已剪掉", "not trained on": "不参与训练",
@@ -168,7 +167,7 @@ function draw_completions() {
     const fate = word(kept ? "kept" : count ? "pruned" : "not sampled");
     const many = kept && count > 1 ? ` ${kept} / ${count}` : "";
     const facts = element("div", "facts", element("b", "", `${c.right ? "✓" : "✗"}${count > 1 ? ` ×${count}` : ""}`),
-      element("span", "fate soft", fate + many), element("span", "soft", `A ${A}`));
+      element("span", "soft", `A ${A}`), element("span", "fate soft", fate + many));
     const text = element("div", "tokens");
     text.role = "listbox";
     text.ariaLabel = say`completion ${i + 1}: reward ${small(c.reward)}, A ${A}, ${fate}`.join("");
@@ -192,7 +191,7 @@ function draw_strip() {
 
 const two = x => fixed(x, 2);
 const logs = x => [fixed(x, 3), `π ${probability(x)}`];
-const many = (start, numbers) => start + numbers.slice(0, 8).join(", ") + (numbers.length > 8 ? " …" : "");
+const difference = (x, y) => `${fixed(x, 3)} − ${fixed(y, 3)}`.replace("− −", "+ ");
 const update = () => DATA.updates[state.pass];
 const kept_here = () => sum(now.completions.map(c => c.kept));
 const beta = () => (DATA.settings ? state.settings.beta : DATA.beta);
@@ -211,8 +210,9 @@ const SHOWN = {
   bucket: x => [Math.max(...x), say`tokens on one device, ${Math.min(...x)} on the other`],
   micro: x => [x, say`N = ${now.N}, up to ${DATA.rows} together`],
   ref: logs, logp: logs, old: logs,
-  ratio: (x, one, t) => [fixed(x, 3), `exp(${fixed(one.logp[t], 3)} − ${fixed(one.old[t], 3)})`.replace("− −", "+ ")],
-  surrogate: (x, one, t) => [signed(x, fixed(x, 3)), DATA.clip ? word(one.clipped[t] ? "clipped" : "not clipped") : "",
+  ratio: (x, one, t) => [fixed(x, 3), `exp(${difference(one.logp[t], one.old[t])})`],
+  surrogate: (x, one, t) => [signed(x, fixed(x, 3)), [DATA.clip ? word(one.clipped[t] ? "clipped" : "not clipped") : "",
+    DATA.settings && !one.clipped[t] ? `: ${fixed(one.ratio[t], 3)} · ${two(here().advantage)}` : ""],
     DATA.settings && curve(ratio => clipped_surrogate(ratio, here().advantage, state.settings.epsilon), 0.5, 1.5, one.ratio[t])],
   kl: (x, one, t) => [small(x), say`times β = ${beta()}`,
     DATA.settings && curve(log_r => kl_k3(0, log_r), -1.5, 1.5, one.ref[t] - one.logp[t])],
@@ -222,7 +222,9 @@ const SHOWN = {
     ? `−${small(one.weight[t])} · (${fixed(one.surrogate[t], 3)} − ${beta()} · ${small(one.kl[t])})` : say`of the loss ${small(update().loss)}`],
   objective: x => [signed(x, fixed(x, 3)), say`a mean over the ${now.k} that are kept`],
   gradient: x => [signed(x, small(x)), word(x > 0 ? "so: less likely" : x < 0 ? "so: more likely" : "no gradient")],
-  token_reward: x => [signed(x, small(x)), ""], gae: x => [signed(x, fixed(x, 3)), ""], ppo: x => [signed(x, fixed(x, 3)), ""],
+  token_reward: (x, one, t) => [signed(x, small(x)), `−${beta()} · (${difference(one.old[t], one.ref[t])})${t === one.old.length - 1 ? ` + ${here().reward}` : ""}`],
+  gae: (x, one, t) => [signed(x, fixed(x, 3)), say`the sum of the rewards of ${one.gae.length - t} tokens`],
+  ppo: (x, one, t) => [signed(x, fixed(x, 3)), `ρ = ${fixed(one.ratio[t], 3)}, A = ${fixed(one.gae[t], 3)}`],
 };
 const OF_TOKEN = { estimators: "k1" };  // a row's number has another name
 const OF_STEP = ["k", "pooled", "allocation", "fill", "bucket", "micro"];
@@ -235,7 +237,7 @@ function spread() {
 
 function reaches(A) {
   const gamma = two(now.gamma), count = now.above[DATA.number - 1], G = state.settings.G;
-  return [`|A| = ${two(Math.abs(A))}`, Math.abs(A) >= now.gamma
+  return [`|A| = ${two(Math.abs(A))}`, Math.abs(A) > now.gamma - 1e-6
     ? say`it reaches γ = ${gamma}, as ${count} of ${G} do` : say`it is below γ = ${gamma}; ${count} of ${G} reach it`];
 }
 
@@ -325,7 +327,7 @@ function draw_rows() {
 function show_lines_of_run() {
   document.body.classList.add("run");
   for (const row of document.querySelectorAll("article")) {
-    if (row.id in DATA.lines) row.querySelector(".code").textContent = DATA.lines[row.id];
+    if (row.id in DATA.lines) row.querySelector(".code code:last-child").textContent = DATA.lines[row.id];
     else row.remove();
   }
 }
@@ -409,7 +411,7 @@ function about_token(c, t, name) {
 
 // Buttons of which one is pressed. names: [[what it says, the value]]
 function draw_switch(id, label, setting, names) {
-  $(id).replaceChildren(label, ...names.map(([name, value]) => {
+  $(id).replaceChildren(element("div", "", label), ...names.map(([name, value]) => {
     const button = element("button", "", name);
     button.ariaPressed = state[setting] === value;
     button.onclick = () => {
@@ -434,7 +436,8 @@ function draw_token() {
   mark(drawn[state.completion][state.token], true);
   const name = element("code", "", seen(c.tokens[state.token] ?? "").slice(0, 40));
   $("where").replaceChildren(...say`Token ${state.token + 1} of ${c.tokens.length}:`, " ", name);
-  const reset = element("button", "", word("As in the step"));
+  const reset = element("button", "", "↺");
+  reset.title = reset.ariaLabel = word("As in the step");
   reset.onclick = () => { Object.assign(state.settings, DATA.settings); set("G", DATA.settings.G); };
   draw_switch("updates", DATA.updates.length > 1 ? word("Update") : "", "pass",
     DATA.updates.length > 1 ? DATA.updates.map((_, i) => [i + 1, i]) : []);
@@ -453,9 +456,9 @@ function draw() {
   const [file, command] = ["nano.py", DATA.command].map(text => element("code", "", text));
   const keys = element("span", "", word(" (Click it, or press ← → ↑ ↓.)"));
   keys.id = "keys";
-  $("about").replaceChildren(...(DATA.settings ? [...say`Left the equation, in the middle the line of ${file} that computes it, right the number that it computed for the token that you choose. Move P, G, ε and β, and all numbers are computed again.`, " "] : []),
-    ...say`Step ${DATA.step} of ${command} trains on ${DATA.trained} of the ${DATA.questions * DATA.group} completions of its ${DATA.questions} questions. It pushes ${grouped(DATA.tokens)} tokens, and ${DATA.moved} of them move: their log π changes by more than ${DATA.least}. Choose a token.${keys}`);
-  $("words").textContent = word("A: how much better a completion is than the mean of its question. π: how likely the model finds a token, after those before it. KL: how far the model has moved from its start, at this token.");
+  $("about").replaceChildren(...say`Left the equation, in the middle the line of ${file} that computes it, right the number that it computed for the token that you choose. Move P, G, ε and β, and all numbers are computed again.`);
+  $("about").hidden = !DATA.settings;
+  $("words").replaceChildren(...say`Step ${DATA.step} of ${command} trains on ${DATA.trained} of the ${DATA.questions * DATA.group} completions of its ${DATA.questions} questions. It pushes ${grouped(DATA.tokens)} tokens, and ${DATA.moved} of them move: their log π changes by more than ${DATA.least}. Choose a token.${keys}`);
   $("question").textContent = DATA.question;
   const right = DATA.completions.filter(c => c.right).reduce((n, c) => n + c.members.length, 0);
   $("answer").replaceChildren(...say`right: ${DATA.answer} · ${right} of ${DATA.group} are right`);
