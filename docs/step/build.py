@@ -23,7 +23,7 @@ ROW = """<article id="{key}" class="{home}">
 <p class="paper"><span>{file}</span><span>{function}</span>
 <span lang="en">nano.py has no such line</span><span lang="zh">nano.py 没有这一行</span></p>
 <div class="code"><code class="comment">{comment}</code><code>{code}</code></div>
-<p class="more">{more}</p>
+<p class="links">{more}</p>
 </div>
 <div class="number"><b></b><p></p></div>
 </article>"""

@@ -51,7 +51,7 @@ const CHINESE = {
   "It moved all the same, because all completions share the same weights.": "它还是动了，因为所有补全共用同一组权重。",
   "Of the {0} tokens of this completion {1} moved by more than {2}.": "这个补全的 {0} 个 token 里，有 {1} 个变动超过 {2}。",
 };
-const state = { lang: "en", bars: "moved", completion: 0, token: 0, pass: 0, settings: { ...DATA.settings } };
+const state = { lang: "en", bars: "moved", completion: 0, token: 0, update: 1, settings: { ...DATA.settings } };
 let now;  // what is computed with the reader's settings
 let drawn = [];  // the elements of the tokens, completion by completion
 
@@ -96,7 +96,8 @@ const completion = () => DATA.completions[state.completion];
 const change = (c, t) => (c.before[t] === null ? 0 : c.after[t] - c.before[t]);
 const own_tokens = c => c.before.filter(x => x !== null).length;  // |o|: not those of a tool
 const moves = c => c.tokens.map((_, t) => Math.abs(change(c, t)) > DATA.least).filter(Boolean).length;
-const gradients = c => c.passes[state.pass]?.gradient ?? [];
+const in_update = c => c.passes.find(one => one.update === state.update);  // a mini-batch has some completions
+const gradients = c => in_update(c)?.gradient ?? [];
 const here = () => now.completions[state.completion];
 const the_step = DATA.settings && recomputed(DATA, DATA.settings);
 const is_the_step = () => Object.entries(DATA.settings ?? {}).every(([name, x]) => state.settings[name] === x);
@@ -115,13 +116,14 @@ function find_first() {
   const sizes = c.tokens.map((_, t) => Math.abs(change(c, t)));
   state.completion = DATA.completions.indexOf(c);
   state.token = sizes.indexOf(size_of(sizes));
-  state.pass = Math.max(0, DATA.updates.length - 1);
+  state.update = c.passes.at(-1)?.update;
 }
 
 // Choose a token. The page does not scroll if this happened in the line that stays.
 function choose(i, t) {
   state.completion = Math.min(Math.max(i, 0), DATA.completions.length - 1);
   state.token = Math.max(0, Math.min(t, completion().tokens.length - 1));
+  if (!in_update(completion())) state.update = completion().passes.at(-1)?.update ?? state.update;
   const was_in_strip = $("strip").contains(document.activeElement);
   draw_token();
   const token = drawn[state.completion][state.token];
@@ -136,7 +138,7 @@ function spoken(c, t) {
   const text = seen(c.tokens[t]).slice(0, 40);
   if (c.before[t] === null) return text;
   const [p, q] = [c.before[t], c.after[t]].map(probability);
-  const [ratio, kl] = ["ratio", "kl"].map(name => c.passes[state.pass]?.[name]?.[t] ?? null);
+  const [ratio, kl] = ["ratio", "kl"].map(name => in_update(c)?.[name]?.[t] ?? null);
   const trained = ratio === null ? [] : say`, ratio ${fixed(ratio, 3)}, KL ${small(kl)}`;
   return [...say`${text}: A ${signed(c.advantage, fixed(c.advantage, 2))}, π ${p} → ${q}`, ...trained].join("");
 }
@@ -192,7 +194,7 @@ function draw_strip() {
 const two = x => fixed(x, 2);
 const logs = x => [fixed(x, 3), `π ${probability(x)}`];
 const difference = (x, y) => `${fixed(x, 3)} − ${fixed(y, 3)}`.replace("− −", "+ ");
-const update = () => DATA.updates[state.pass];
+const update = () => DATA.updates[state.update - 1];
 const kept_here = () => sum(now.completions.map(c => c.kept));
 const beta = () => (DATA.settings ? state.settings.beta : DATA.beta);
 
@@ -210,7 +212,7 @@ const SHOWN = {
   bucket: x => [Math.max(...x), say`tokens on one device, ${Math.min(...x)} on the other`],
   micro: x => [x, say`N = ${now.N}, up to ${DATA.rows} together`],
   ref: logs, logp: logs, old: logs,
-  ratio: (x, one, t) => [fixed(x, 3), `exp(${difference(one.logp[t], one.old[t])})`],
+  ratio: (x, one, t) => [fixed(x, 3), DATA.settings ? `exp(${difference(one.logp[t], one.old[t])})` : "π / π_old"],
   surrogate: (x, one, t) => [signed(x, fixed(x, 3)), [DATA.clip ? word(one.clipped[t] ? "clipped" : "not clipped") : "",
     DATA.settings && !one.clipped[t] ? `: ${fixed(one.ratio[t], 3)} · ${two(here().advantage)}` : ""],
     DATA.settings && curve(ratio => clipped_surrogate(ratio, here().advantage, state.settings.epsilon), 0.5, 1.5, one.ratio[t])],
@@ -283,7 +285,7 @@ function curve(f, from, to, x) {
 // [number, words, picture, style] of a row
 function shown(key) {
   const [c, t, own] = [completion(), state.token, here()];
-  const one = own.passes[state.pass];
+  const one = in_update(own);
   if (key === "moved") {
     if (!is_the_step() || c.before[t] == null) return ["–", word("Only the step itself was made.")];
     const x = change(c, t);
@@ -292,7 +294,7 @@ function shown(key) {
   }
   if (OF_STEP.includes(key)) return SHOWN[key](now[key]);
   if (own.advantage === undefined) return ["–", word("not sampled")];
-  const x = key === "objective" ? now.objective[state.pass] : key === "threshold" ? own.advantage
+  const x = key === "objective" ? now.objective[state.update - 1] : key === "threshold" ? own.advantage
     : key in own ? own[key] : one?.[OF_TOKEN[key] ?? key]?.[t];
   return x == null ? ["–", word(own.kept ? "not trained on" : "not computed: pruned")] : SHOWN[key](x, one, t);
 }
@@ -327,7 +329,7 @@ function draw_rows() {
 function show_lines_of_run() {
   document.body.classList.add("run");
   for (const row of document.querySelectorAll("article")) {
-    if (row.id in DATA.lines) row.querySelector(".code code:last-child").textContent = DATA.lines[row.id];
+    if (row.id in DATA.lines) row.querySelector(".code").replaceChildren(element("code", "", DATA.lines[row.id]));
     else row.remove();
   }
 }
@@ -439,8 +441,8 @@ function draw_token() {
   const reset = element("button", "", "↺");
   reset.title = reset.ariaLabel = word("As in the step");
   reset.onclick = () => { Object.assign(state.settings, DATA.settings); set("G", DATA.settings.G); };
-  draw_switch("updates", DATA.updates.length > 1 ? word("Update") : "", "pass",
-    DATA.updates.length > 1 ? DATA.updates.map((_, i) => [i + 1, i]) : []);
+  const updates = c.passes.length > 1 ? c.passes.map(one => [one.update, one.update]) : [];
+  draw_switch("updates", updates.length ? word("Update") : "", "update", updates);
   if (!is_the_step()) $("updates").append(reset);
   draw_strip();
   draw_settings();
@@ -473,7 +475,7 @@ function draw() {
 const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 document.addEventListener("keydown", event => {
   const by = STEPS[event.key];
-  if (!by || event.target.matches("input") || event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
+  if (!by || event.target.type === "range" || event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
   event.preventDefault();
   choose(state.completion + by[0], state.token + by[1]);
 });

@@ -204,7 +204,7 @@ def test_a_completion_is_data_and_never_ends_it():
 KEY = "document.dispatchEvent(new KeyboardEvent('keydown', {key: '%s'}))"
 NUMBERS = """Object.fromEntries([...document.querySelectorAll("article")].map(
   row => [row.id, row.querySelector("b").textContent]))"""
-COVERED = """[...document.querySelectorAll("button, input, .more a")].filter(node => {
+COVERED = """[...document.querySelectorAll("button, input, .links a")].filter(node => {
   node.scrollIntoView({block: "center"});
   const box = node.getBoundingClientRect();
   return !node.contains(document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2));
@@ -252,6 +252,6 @@ def test_on_a_phone_nothing_covers_a_button_and_nobody_speaks_of_keys(browser):
     page.run("set('P', 0.5)")
     assert page.run(COVERED) == []
     assert page.run("document.documentElement.scrollWidth") <= 390
-    assert "←" not in page.run("document.body.innerText")
+    assert "press ←" not in page.run("document.body.innerText")
     columns = "[...document.querySelectorAll('#kl > div')].map(x => x.getBoundingClientRect().x)"
     assert len({*page.run(columns)}) == 1  # equation, line and number below each other
