@@ -59,7 +59,7 @@ function recomputed(data, settings) {
     const place = own[0] ?? members[0];
     const known = { A: A[at][place], reward, N };
     return {
-      place, reward, advantage: known.A, kept: own.length, count: members.filter(i => i < G).length,
+      place, reward, advantage: known.A, threshold: known.A, kept: own.length, count: members.filter(i => i < G).length,
       passes: own.length ? passes.map(one => numbers_of_tokens(one, known, settings)) : [],
     };
   });

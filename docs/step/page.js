@@ -15,7 +15,7 @@ const CHINESE = {
   "completion {0}: reward {1}, A {2}, {3}": "补全 {0}：奖励 {1}，A {2}，{3}",
   "{0}: A {1}, π {2} → {3}": "{0}：A {1}，π {2} → {3}", ", ratio {0}, KL {1}": "，比率 {0}，KL {1}",
   "right: {0} · {1} of {2} are right": "正确答案：{0} · {2} 个中 {1} 个答对",
-  "kept": "保留", "pruned": "剪掉", "reward {0}": "奖励 {0}",
+  "kept": "保留", "pruned": "剪掉", "sampled": "采样", "clip": "裁剪",
   "Bars:": "色条：", "what the step did to log π": "这一步怎样改变 log π", "gradient": "梯度",
   "more likely": "概率上升", "less likely": "概率下降", "Equal completions are shown once.": "相同的补全只显示一次。",
   "Token {0} of {1}:": "第 {0} 个 token，共 {1} 个：", "Update": "更新", "As in the step": "恢复",
@@ -26,7 +26,7 @@ const CHINESE = {
   "of this question's {0} would be kept": "这道题目的 {0} 个补全里会保留这么多个", "with B = 1": "取 B = 1",
   "the questions keep {0}; there are {1} places": "各题保留 {0} 个；共有 {1} 个位置", "tokens on one device, {0} on the other": "个 token 在一个设备上，另一个有 {0} 个",
   "N = {0}, up to {1} together": "N = {0}，一次至多 {1} 个", "of the loss {0}": "损失共 {0}", "not clipped": "未被裁剪", "clipped": "被裁剪",
-  "times β = {0}": "乘以 β = {0}", "N = {0} · {1}": "N = {0} · {1}", "a mean over the {0} that are kept": "对保留的 {0} 个取均值",
+  "times β = {0}": "乘以 β = {0}", "a mean over the {0} that are kept": "对保留的 {0} 个取均值",
   "the sum of the rewards of {0} tokens": "{0} 个 token 的奖励之和",
   "Only the step itself was made.": "只做过原来的那一步。",
   "so: less likely": "因此：概率下降", "so: more likely": "因此：概率上升", "no gradient": "没有梯度",
@@ -119,16 +119,16 @@ function find_first() {
   state.update = c.passes.at(-1)?.update;
 }
 
-// Choose a token. The page does not scroll if this happened in the line that stays.
+// Choose a token. The page does not scroll up to it if the reader is at the equations.
 function choose(i, t) {
   state.completion = Math.min(Math.max(i, 0), DATA.completions.length - 1);
   state.token = Math.max(0, Math.min(t, completion().tokens.length - 1));
   if (!in_update(completion())) state.update = completion().passes.at(-1)?.update ?? state.update;
-  const was_in_strip = $("strip").contains(document.activeElement);
+  const below = $("strip").contains(document.activeElement) || $("completions").getBoundingClientRect().bottom < 60;
   draw_token();
-  const token = drawn[state.completion][state.token];
-  (was_in_strip ? document.querySelector("#strip .chosen") : token)?.focus({ preventScroll: true });
-  if (!was_in_strip) token?.scrollIntoView({ block: "nearest" });
+  const token = below ? document.querySelector("#strip .chosen") : drawn[state.completion][state.token];
+  token?.focus({ preventScroll: true });
+  if (!below) token?.scrollIntoView({ block: "nearest" });
 }
 
 // --- left: the completions ---
@@ -205,7 +205,7 @@ const SHOWN = {
   k: x => [x, `⌊${state.settings.G} · (1 − ${state.settings.P})⌋`],
   kept: x => [word(x ? "kept" : "pruned"), DATA.settings ? [...say`${kept_here()} of ${now.rewards.length}`, " · ",
     ...say`row ${(DATA.number - 1) * state.settings.G + here().place}`] : say`${kept_here()} of ${DATA.group}`, bars()],
-  threshold: x => reaches(x),
+  threshold: reaches,
   pooled: x => [x, say`of this question's ${state.settings.G} would be kept`],
   allocation: x => [x, [`⌊${state.settings.G} / ${now.k}⌋ `, word("with B = 1")]],
   fill: x => [x, say`the questions keep ${now.above.join(", ")}; there are ${state.settings.G} places`],
@@ -218,7 +218,7 @@ const SHOWN = {
     DATA.settings && curve(ratio => clipped_surrogate(ratio, here().advantage, state.settings.epsilon), 0.5, 1.5, one.ratio[t])],
   kl: (x, one, t) => [small(x), say`times β = ${beta()}`,
     DATA.settings && curve(log_r => kl_k3(0, log_r), -1.5, 1.5, one.ref[t] - one.logp[t])],
-  estimators: (x, one, t) => [`${small(x)}, ${small(one.k2[t])}`, "k1, k2"],
+  k1: (x, one, t) => [`${small(x)}, ${small(one.k2[t])}`, "k1, k2"],
   weight: x => [small(x), DATA.settings ? `1 / (${now.N} · ${own_tokens(completion())})` : weight_formula()],
   part: (x, one, t) => [signed(x, small(x)), DATA.settings
     ? `−${small(one.weight[t])} · (${fixed(one.surrogate[t], 3)} − ${beta()} · ${small(one.kl[t])})` : say`of the loss ${small(update().loss)}`],
@@ -228,7 +228,6 @@ const SHOWN = {
   gae: (x, one, t) => [signed(x, fixed(x, 3)), say`the sum of the rewards of ${one.gae.length - t} tokens`],
   ppo: (x, one, t) => [signed(x, fixed(x, 3)), `ρ = ${fixed(one.ratio[t], 3)}, A = ${fixed(one.gae[t], 3)}`],
 };
-const OF_TOKEN = { estimators: "k1" };  // a row's number has another name
 const OF_STEP = ["k", "pooled", "allocation", "fill", "bucket", "micro"];
 
 function spread() {
@@ -294,8 +293,7 @@ function shown(key) {
   }
   if (OF_STEP.includes(key)) return SHOWN[key](now[key]);
   if (own.advantage === undefined) return ["–", word("not sampled")];
-  const x = key === "objective" ? now.objective[state.update - 1] : key === "threshold" ? own.advantage
-    : key in own ? own[key] : one?.[OF_TOKEN[key] ?? key]?.[t];
+  const x = key === "objective" ? now.objective[state.update - 1] : key in own ? own[key] : one?.[key]?.[t];
   return x == null ? ["–", word(own.kept ? "not trained on" : "not computed: pruned")] : SHOWN[key](x, one, t);
 }
 
@@ -350,8 +348,8 @@ function set(name, x) {
 
 function draw_sliders() {
   if (!DATA.settings) return;
-  $("sliders").replaceChildren(...Object.entries({ P: "P", G: "G", epsilon: "ε", beta: "β" }).map(([name, letter]) => {
-    const input = element("input", ""), label = element("label", "", letter, element("output", ""), input);
+  $("sliders").replaceChildren(...Object.entries({ P: ["P", "pruned"], G: ["G", "sampled"], epsilon: ["ε", "clip"], beta: ["β", "KL"] }).map(([name, [letter, what]]) => {
+    const input = element("input", ""), label = element("label", "", element("span", "", letter, element("small", "", word(what))), element("output", ""), input);
     Object.assign(input, { type: "range", min: name === "G" ? 2 : 0, max: LARGEST[name], step: STEP[name] });
     input.oninput = () => set(name, Number(input.value));
     label.dataset.name = name;
@@ -468,6 +466,7 @@ function draw() {
     word("Equal completions are shown once."));
   draw_switch("language", "", "lang", [["English", "en"], ["中文", "zh"]]);
   draw_switch("bars", word("Bars:"), "bars", [[word("what the step did to log π"), "moved"], [word("gradient"), "gradient"]]);
+  draw_sliders();
   draw_completions();
   draw_token();
 }
@@ -492,5 +491,4 @@ addEventListener("hashchange", read_address);
 if (!DATA.settings) show_lines_of_run();
 find_first();
 compute();
-draw_sliders();
 read_address();

@@ -87,7 +87,7 @@ def padded(numbers):
 def python(passes, A, rewards, epsilon, beta):
     """(J, {row: (N, T)}, the mask): what Python computes for N kept completions in one update."""
     logp, old, ref = (padded(one[name] for one in passes) for name in ("logp", "old", "ref"))
-    mask = (old != 0).double()
+    mask = padded([1] * len(one["old"]) for one in passes)
     loss, _ = cppo.cppo_loss(logp.requires_grad_(), old, A, mask, ref_logp=ref, beta=beta,
                              clip_low=epsilon)
     loss.backward()
@@ -193,7 +193,7 @@ def test_the_page_is_what_its_parts_make_and_nano_has_most_of_its_lines():
     assert not re.search(r"https?://(?!www\.w3)|\bsrc\s*=|@import|\bfetch\(", text)
     elsewhere = {row["key"] for row in ROWS if not row["line"].startswith("nano.py: ")}
     assert elsewhere == {
-        "threshold", "pooled", "fill", "bucket", "estimators", "token_reward", "gae", "ppo"}
+        "threshold", "pooled", "fill", "bucket", "k1", "token_reward", "gae", "ppo"}
 
 
 def test_a_completion_is_data_and_never_ends_it():
