@@ -26,6 +26,7 @@ from tests.helpers.live import close, needs_node, run_js
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 STEP = 3  # of nano.py; in its second update the clip acts on some tokens
+TOLERANCE = 0.1 if torch.cuda.is_available() else 2e-5  # on a GPU nano.py computes in bfloat16
 
 
 def data_of(text):
@@ -60,8 +61,8 @@ def recomputed(page, settings):
 @needs_node
 def test_the_numbers_of_nano_are_those_of_the_formulas(seen):
     """A, ρ, the clip, k3, the weights, the parts, their sum and its gradient, in the page's
-    JavaScript."""
-    losses, clipped, tokens = [0.0, 0.0], 0, 0
+    JavaScript. A pruned completion has the log π of a kept one with the same tokens."""
+    losses, clipped, tokens, same = [0.0, 0.0], 0, 0, {}
     for number in range(1, nano.Q + 1):
         page = page_data(seen, number)
         now = recomputed(page, page["settings"])
@@ -69,6 +70,9 @@ def test_the_numbers_of_nano_are_those_of_the_formulas(seen):
             assert c["advantage"] == pytest.approx(shipped["advantage"], rel=1e-5)
             assert c["kept"] == shipped["kept"] * len(shipped["members"])
             tokens += c["kept"] * len(shipped["tokens"])
+            logp = shipped["passes"][1]["logp"]
+            twin = same.setdefault((number, *shipped["tokens"]), logp)
+            assert logp == pytest.approx(twin, abs=TOLERANCE)
             for one, recorded in zip(c["passes"], shipped["passes"]):
                 for name in LOSS:
                     assert one[name] == pytest.approx(recorded[name], rel=2e-5, abs=1e-6), name
@@ -138,15 +142,14 @@ def test_the_log_probabilities_are_those_of_each_model_in_float64(seen, loaded):
     c = completion_of(seen, row)
     first, second = c["passes"]
     assert first["logp"] == first["old"] == second["old"]
-    tolerance = 0.1 if torch.cuda.is_available() else 2e-5  # on a GPU nano.py computes in bfloat16
-    assert c["before"] == pytest.approx(first["old"], abs=tolerance)
+    assert c["before"] == pytest.approx(first["old"], abs=TOLERANCE)
     prompt = seen.tokenizer(seen.questions[row // nano.G]["question"]).input_ids
     ids = seen.tokens[row, : len(c["tokens"])]
     for model, values in ((loaded[0], second["ref"]), (seen.model, c["after"])):
         whole = torch.tensor([[*prompt, *ids]], device=model.device)
         logp = deepcopy(model).double()(whole).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
         right = logp[torch.arange(len(ids)), ids].tolist()
-        assert values == pytest.approx(right, abs=tolerance)
+        assert values == pytest.approx(right, abs=TOLERANCE)
 
 
 # --- a run of train.py ---
