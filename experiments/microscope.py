@@ -4,9 +4,10 @@
     python experiments/microscope.py --step 40 --question 3   another step, and its third question
     python experiments/microscope.py runs/NAME                the next step of a run of train.py
 
-The result is step.html in the current folder, for a browser. docs/step.html is that of step 13. The
-step is the step that nano.py makes, bit for bit: Python tells the microscope of each call and of
-each return (sys.setprofile), so neither nano.py nor grpo.py knows of it.
+The result is step.html in the current folder, for a browser. docs/step.html is that of step 13, and
+docs/step/build.py makes the page around its numbers. The step is the step that nano.py makes, bit
+for bit: Python tells the microscope of each call and of each return (sys.setprofile), so neither
+nano.py nor grpo.py knows of it.
 """
 
 import itertools
@@ -52,27 +53,13 @@ MOVED = 0.02  # a token has moved if its log π has changed by more than this
 # what is recorded of every loss
 LOSS = (nano.cppo_loss, grpo.surrogate_loss, grpo.clipped_surrogate, grpo.kl_k3, unbiased_kl,
         grpo.importance_ratio, sequence_ratio)
-# the lines that the page shows, by their function: {how the line begins: what it computes}
-NANO = {
-    nano.step: {
-        "advantages =": "advantage",
-        "rows =": "kept",
-        "w =": "weight",
-        "ref_logp =": "ref",
-        "logp =": "logp",
-        "old =": "old",
-        "cppo_loss(": "gradient",
-        "optimizer.step()": "moved",
-    },
-}
-NANO_LOSS = {nano.cppo_loss: {
-    "ratio =": "ratio", "k3 =": "kl", "surrogate =": "surrogate", "return ": "part"}}
+# the lines of a run that the page shows, by their function: {how the line begins: its row of the
+# page}. Those of nano.py are in docs/step/book.md
 TRAIN = {
     train.train_step: {
         "advantages =": "advantage",
         "rows, advantages =": "kept",
         "batch.ref_logp =": "ref",
-        "stats, skipped = update": None,
     },
     update.learn_policy: {
         "logp, entropy =": "logp",
@@ -137,7 +124,7 @@ class Seen:
     """A step that was recorded. It has Q·G completions of at most T tokens."""
 
     about: dict  # what the page's head says
-    lines: list  # [{code, key}], what the page shows beside the numbers
+    lines: dict  # {row of the page: the line of a run}; of nano.py the page has its own
     questions: list
     tokens: torch.Tensor  # (Q·G, T)
     mask: torch.Tensor  # (Q·G, T) bool
@@ -192,20 +179,26 @@ def updates_of(calls, beta, cuts, shape):
     return updates
 
 
-def weights_before_and_after(model, score, function):
-    """Call function(), which trains the model. Returns (its value, score(value) with the weights
-    before, score(value) with the weights after)."""
+def scored_by_its_weights(model, score, function, optimizer=None):
+    """Call function(), which trains the model. Returns (its value, [score(value) with the weights
+    before, …, with the weights after]): between these two after each step of the optimizer, if it
+    is given."""
     learning = [p for p in model.parameters() if p.requires_grad]
-    before = [p.detach().clone() for p in learning]
+    found, scored = [], []
+
+    def keep(*_):
+        found.append([p.detach().clone() for p in learning])
+
+    keep()
+    hook = optimizer and optimizer.register_step_post_hook(keep)
     value = function()
-    after = [p.detach().clone() for p in learning]
-    scored = []
+    hook.remove() if hook else keep()
     with torch.no_grad():
-        for weights in (before, after):
+        for weights in found:
             for p, weight in zip(learning, weights):
                 p.copy_(weight)
             scored.append(score(value))
-    return value, *scored
+    return value, scored
 
 
 # --- nano.py ---
@@ -245,20 +238,35 @@ def see_nano(step, number, model, reference, optimizer, tokenizer, task, questio
         logp = nano.logprobs(model, tokens, seen, mask.shape[1])
         return logp.masked_fill(~mask, torch.nan).cpu()
 
-    calls, before, after = weights_before_and_after(model, score, record)
+    calls, scored = scored_by_its_weights(model, score, record, optimizer)
     inside = calls[step][0].inside
     if not inside["nonzero"]:
         raise UserError(f"step {number} of nano.py has nothing to learn from: in each question all "
                         "completions have the same reward. Name another --step.")
     rows, rewards = inside["rows"], inside["scores"].flatten().cpu()
     cut = [(rows[i], inside["m"][i]) for i in inside["micro_batches"]]
-    updates = updates_of(calls, nano.BETA, [cut] * nano.MU, before.shape)
+    updates = updates_of(calls, nano.BETA, [cut] * nano.MU, scored[0].shape)
+    tokens, seen, mask = calls[nano.sample][0].value
+    with torch.no_grad():
+        ref = nano.logprobs(reference, tokens, seen, mask.shape[1]).cpu().masked_fill(
+            ~mask.cpu(), torch.nan)
+    fill_in_the_pruned(updates, ref, scored)
+    tokens, mask = tokens.cpu(), mask.cpu()
     about = {"command": "python nano.py", "step": number, "beta": nano.BETA, "clip": True,
-             "weight": "1 / (N |o_i|)"}
-    tokens, _, mask = (x.cpu() for x in calls[nano.sample][0].value)
-    return Seen(about, lines_of(NANO, lines_of(NANO_LOSS)), questions, tokens[:, -mask.shape[1] :],
-                mask, rewards, rewards > 0, inside["advantages"].flatten().cpu(), rows.tolist(),
-                updates, before, after, model, tokenizer)
+             "weight": "1 / (N |o_i|)", "rewards": inside["scores"].tolist(),
+             "lengths": mask.sum(1).view(-1, nano.G).tolist(), "rows": nano.ROWS,
+             "settings": {"G": nano.G, "P": nano.P, "epsilon": nano.EPS, "beta": nano.BETA}}
+    return Seen(about, {}, questions, tokens[:, -mask.shape[1] :], mask, rewards, rewards > 0,
+                inside["advantages"].flatten().cpu(), rows.tolist(), updates, scored[0], scored[-1],
+                model, tokenizer)
+
+
+def fill_in_the_pruned(updates, ref, scored):
+    """Give each completion the three numbers that the step computes for the kept ones alone, so
+    that the page can keep others. scored: log π with the weights of each update."""
+    for one, logp in zip(updates, scored):
+        for name, x in {"ref": ref, "old": scored[0], "logp": logp}.items():
+            one.values[name] = torch.where(one.values[name].isnan(), x, one.values[name])
 
 
 # --- a run of train.py ---
@@ -328,7 +336,7 @@ def see_train(run_dir, config, algorithm):
         logp = update.compute_minibatch(networks.policy.logprobs, batch, networks.policy, limits)
         return logp.cpu().masked_fill(~rollout.mask, torch.nan)
 
-    (calls, step), before, after = weights_before_and_after(networks.model, score, record)
+    (calls, step), [before, after] = scored_by_its_weights(networks.model, score, record)
     if not calls[update.accumulate]:
         raise UserError(f"step {number} of {run_dir} has nothing to learn from: in each question "
                         "all completions have the same reward. Let the run make more steps.")
@@ -367,42 +375,33 @@ def about_train(algorithm, calls):
     formula += " · w_t" * bool(algorithm.importance_weights)
     clips = calls[grpo.surrogate_loss][0].given["surrogate"] is None
     about = {"beta": algorithm.beta, "clip": clips, "weight": formula}
-    return about, lines_of(TRAIN, lines, without)
+    return about, lines_of_train(lines, without)
 
 
 # --- lines of code ---
 
 
-def lines_of(table, of_loss=(), without=()):
-    """[{code, key}] of the lines of a table, each after its comment, if that has a number.
+def lines_of_train(of_loss, without):
+    """{row of the page: line} of the lines of train.py and of the loss.
 
-    of_loss: [{code, key}], the lines inside the loss. without: keys that are left out.
+    of_loss: of the lines inside the loss. without: rows that are left out.
     """
-    shown = []
-    for function, keys in table.items():
+    shown = {}
+    for function, keys in TRAIN.items():
         source = [line.strip() for line in getsourcelines(function)[0]]
         for start, key in keys.items():
-            if key in without:
-                continue
-            [at, *_] = [i for i, line in enumerate(source) if line.startswith(start)]
-            numbered = [line for line in source[:at] if re.match(r"# \d", line)]
-            comment = {"code": numbered[-1], "key": None} if numbered else None
-            if comment and comment not in shown:
-                shown.append(comment)
-            if key == "gradient":  # it is known after the loss
-                shown += [line | {"code": "  " + line["code"]} for line in of_loss
-                          if line["key"] not in without]
-            shown.append({"code": whole(source[at]), "key": key})
-    return shown
+            [line, *_] = [line for line in source if line.startswith(start)]
+            shown[key] = whole(line)
+    return {key: line for key, line in (shown | of_loss).items() if key not in without}
 
 
 def lines_of_loss(calls, weights):
-    """[{code, key}] of the lines that the loss has run. weights: the line that made the weights."""
+    """{row of the page: line} of the lines that the loss has run. weights: the line that made the
+    weights."""
     ratio = grpo.importance_ratio if calls[grpo.importance_ratio] else sequence_ratio
     functions = {"ratio": ratio, "surrogate": grpo.clipped_surrogate, "kl": grpo.kl_k3}
     lines = {key: calls[function][0].line for key, function in functions.items() if calls[function]}
-    lines["weight"] = weights
-    return [{"code": whole(line), "key": key} for key, line in lines.items()]
+    return {key: whole(line) for key, line in (lines | {"weight": weights}).items()}
 
 
 def whole(line):
@@ -443,8 +442,9 @@ def completion_of(seen, row):
     length = int(trained_on.max()) + 1 if len(trained_on) else 0
     passes = []
     for number, one in enumerate(seen.updates, 1):
-        if row in one.rows:
-            values = {name: numbers(x[row, :length]) for name, x in one.values.items()}
+        values = {name: numbers(x[row, :length]) for name, x in one.values.items()
+                  if not x[row].isnan().all()}
+        if values:
             passes.append({"update": number} | values)
     return {
         "tokens": texts_of(seen.tokenizer, seen.tokens[row, :length].tolist()),
@@ -484,15 +484,15 @@ def page_data(seen, number=None):
 
 
 def different(seen, rows):
-    """What the page shows of these completions, each once and with its count: the kept ones first,
-    then the frequent ones."""
+    """What the page shows of these completions, each once and with its places in the group: the
+    kept ones first, then the frequent ones."""
     found = {}
     for row in rows:
         own = completion_of(seen, row)
-        weights = [[one["update"], one["weight"]] for one in own["passes"]]
+        weights = [[one["update"], one.get("weight")] for one in own["passes"]]
         same = json.dumps([own["tokens"], own["reward"], own["advantage"], own["kept"], weights])
-        found.setdefault(same, own | {"count": 0})["count"] += 1
-    return sorted(found.values(), key=lambda one: (not one["kept"], -one["count"]))
+        found.setdefault(same, own | {"members": []})["members"].append(row - rows.start)
+    return sorted(found.values(), key=lambda one: (not one["kept"], -len(one["members"])))
 
 
 def page_of(data):

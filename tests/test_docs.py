@@ -18,7 +18,8 @@ from experiments.library.study import by_name
 from tests.helpers.training import one_step
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BOOK = ROOT / "docs/step/book.md"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), BOOK]
 README = PAGES[0].read_text()
 SITE = r"https://[\w-]+\.github\.io/[\w.-]+/"  # if the address of the pages is written into them
 START = re.sub(SITE, "", (ROOT / "docs/README.md").read_text())
@@ -103,8 +104,8 @@ def test_an_equation_has_its_function_and_its_test():
     assert len(found) >= 30
 
 
-def test_reading_has_every_function_of_the_paper():
-    text = (ROOT / "docs/reading.md").read_text()
+def test_the_book_has_every_function_of_the_paper():
+    text = BOOK.read_text()
     paper = [(module, name) for name, module in MODULES.items()
              if module in ("grpo", "cppo", "allocate")]
     missing = [name for module, name in paper if f"`{module}.{name}`" not in text]

@@ -1,5 +1,6 @@
 """experiments/microscope.py: it changes nothing in the step that it records. The numbers of
-docs/step.html are calculated here a second time, without the project's functions."""
+docs/step.html are calculated here a second time, without the project's functions. What the page's
+JavaScript computes with other settings is what the project's functions compute."""
 
 import json
 import re
@@ -10,15 +11,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import allocate
+import cppo
+import grpo
 import nano
 import train
+from docs.step import build
 from engine.base import files
 from engine.base.errors import UserError
 from experiments import microscope
-from experiments.microscope import MOVED, PAGE, completion_of, page_data, page_of
+from experiments.microscope import PAGE, completion_of, page_data, page_of
+from family import ppo
+from tests.helpers.live import close, needs_node, run_js
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 STEP = 3  # of nano.py; in its second update the clip acts on some tokens
+TOLERANCE = 0.1 if torch.cuda.is_available() else 2e-5  # on a GPU nano.py computes in bfloat16
 
 
 def data_of(text):
@@ -39,52 +47,93 @@ def seen():
 
 # --- the numbers ---
 
-
-def column(numbers, name):
-    """The numbers that are there."""
-    return torch.tensor([x for x in numbers[name] if x is not None], dtype=torch.float64)
-
-
-def computed(logp, old, ref, A):
-    """What the formulas of GRPO give for the tokens of a completion."""
-    logp.requires_grad_()
-    weight = torch.full_like(old, 1 / (16 * len(old)))
-    ratio = (logp - old).exp()
-    r = ref - logp
-    surrogate = torch.minimum(A * ratio, A * ratio.clamp(0.8, 1.2))
-    kl = r.exp() - r - 1
-    part = -weight * (surrogate - 0.04 * kl)
-    [gradient] = torch.autograd.grad(part.sum(), logp)
-    return {"weight": weight, "ratio": ratio, "clipped": surrogate < A * ratio, "kl": kl,
-            "surrogate": surrogate, "part": part, "gradient": gradient}
+COMPUTE = (PAGE.parent / "step/compute.js").read_text(encoding="utf-8")
+ROWS = [row for row in build.rows() if isinstance(row, dict)]
+LOSS = "ratio", "clipped", "surrogate", "kl", "weight", "part", "gradient"
 
 
-def test_the_numbers_of_the_page_are_those_of_the_formulas(seen):
-    """A, ρ, the clip, k3, the weights, the parts, their sum and its gradient: in float64."""
-    losses = [0.0, 0.0]
-    clipped = tokens = moved = 0
+def recomputed(page, settings):
+    """What the page's JavaScript computes."""
+    code = COMPUTE + "return recomputed(given.page, given.settings);"
+    return run_js(code, page=page, settings=settings)
+
+
+@needs_node
+def test_the_numbers_of_nano_are_those_of_the_formulas(seen):
+    """A, ρ, the clip, k3, the weights, the parts, their sum and its gradient, in the page's
+    JavaScript. A pruned completion has the log π of a kept one with the same tokens."""
+    losses, clipped, tokens, same = [0.0, 0.0], 0, 0, {}
     for number in range(1, nano.Q + 1):
         page = page_data(seen, number)
-        group = [c for c in page["completions"] for _ in range(c["count"])]
-        scores = torch.tensor([c["reward"] for c in group], dtype=torch.float64)
-        A = (scores - scores.mean()) / (scores.std() + 1e-4)
-        assert [c["advantage"] for c in group] == pytest.approx(A.tolist(), rel=1e-5)
-        kept = [c for c in group if c["kept"]]
-        assert (len(group), len(kept) * nano.Q) == (nano.G, page["trained"])
-        for c in kept:
-            tokens += len(c["tokens"])
-            moved += ((column(c, "after") - column(c, "before")).abs() > MOVED).sum()
-            for one in c["passes"]:
-                columns = [column(one, name) for name in ("logp", "old", "ref")]
-                right = computed(*columns, c["advantage"])
-                for name, values in right.items():
-                    expected = values.double().tolist()
-                    assert one[name] == pytest.approx(expected, rel=2e-5, abs=1e-6), name
-                losses[one["update"] - 1] += right["part"].sum().item()
-                clipped += right["clipped"].sum()
+        now = recomputed(page, page["settings"])
+        for shipped, c in zip(page["completions"], now["completions"]):
+            assert c["advantage"] == pytest.approx(shipped["advantage"], rel=1e-5)
+            assert c["kept"] == shipped["kept"] * len(shipped["members"])
+            tokens += c["kept"] * len(shipped["tokens"])
+            logp = shipped["passes"][1]["logp"]
+            twin = same.setdefault((number, *shipped["tokens"]), logp)
+            assert logp == pytest.approx(twin, abs=TOLERANCE)
+            for one, recorded in zip(c["passes"], shipped["passes"]):
+                for name in LOSS:
+                    assert one[name] == pytest.approx(recorded[name], rel=2e-5, abs=1e-6), name
+                losses[one["update"] - 1] += c["kept"] * sum(one["part"])
+                clipped += sum(one["clipped"])
     assert losses == pytest.approx([update["loss"] for update in page["updates"]], abs=1e-5)
-    assert (tokens, moved) == (page["tokens"], page["moved"])
-    assert clipped > 0 and page["lines"] == SHIPPED["lines"]
+    assert tokens == page["tokens"] and clipped > 0
+
+
+def padded(numbers):
+    """A number for each token of some completions, (N, T): 0 after their ends."""
+    rows = [torch.tensor(row, dtype=torch.float64) for row in numbers]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def python(passes, A, rewards, epsilon, beta):
+    """(J, {row: (N, T)}, the mask): what Python computes for N kept completions in one update."""
+    logp, old, ref = (padded(one[name] for one in passes) for name in ("logp", "old", "ref"))
+    mask = padded([1] * len(one["old"]) for one in passes)
+    loss, _ = cppo.cppo_loss(logp.requires_grad_(), old, A, mask, ref_logp=ref, beta=beta,
+                             clip_low=epsilon)
+    loss.backward()
+    token_reward = ppo.token_rewards(rewards, old, ref, mask, beta=beta)
+    gae, _ = ppo.gae(token_reward, 0 * old, mask, gamma=1.0, lam=1.0)
+    ratio = grpo.importance_ratio(logp, old, mask)
+    return -loss, {
+        "gradient": logp.grad / SHIPPED["questions"], "k1": grpo.kl_k1(logp, ref),
+        "k2": grpo.kl_k2(logp, ref), "token_reward": token_reward, "gae": gae,
+        "ppo": grpo.clipped_surrogate(ratio, gae, clip_low=epsilon)}, mask
+
+
+@needs_node
+@pytest.mark.parametrize("G, P, epsilon, beta", [
+    (16, 0.875, 0.2, 0.04), (16, 0.0, 0.05, 0.04), (16, 0.5, 0.2, 0.2), (10, 0.9, 0.01, 0.0),
+    (7, 0.25, 0.3, 0.1), (2, 0.5, 0.2, 0.04)])  # the first are the step's own
+def test_the_sliders_compute_what_python_computes(G, P, epsilon, beta):
+    """To 1e-6: J and its gradient, and what is computed for the group."""
+    now = recomputed(SHIPPED, {"G": G, "P": P, "epsilon": epsilon, "beta": beta})
+    number, rewards = SHIPPED["number"] - 1, torch.tensor(SHIPPED["rewards"])[:, :G].double()
+    advantages = grpo.group_advantages(rewards).round(decimals=9)
+    k = cppo.keep_count(G, P)
+    kept, A = cppo.prune(advantages, k), advantages[number]
+    own = kept[number]
+    lengths = torch.tensor(SHIPPED["lengths"])[:, :G].flatten()[cppo.batch_rows(kept, G)].tolist()
+    shares = [sum(lengths[i] for i in share) for share in allocate.balance(lengths, 2)]
+    above = cppo.prune_below(advantages, A[own].abs().min()).sum(1).tolist()
+    right = {
+        "k": k, "kept": own, "advantages": A, "above": above, "bucket": shares,
+        "pooled": (cppo.prune_pooled(advantages, kept.numel()) // G == number).sum(),
+        "allocation": allocate.questions_per_step(1, G, k), "fill": allocate.fill(above, G),
+        "micro": -(-kept.numel() // nano.ROWS), "rewards": rewards[number]}
+    for name, x in right.items():
+        close(now[name], torch.as_tensor(x), 1e-6)
+    found = [c for c in now["completions"] for _ in range(c["kept"])]
+    places = [c["place"] for c in found]
+    for u, objective in enumerate(now["objective"]):
+        passes = [c["passes"][u] for c in found]
+        J, tokens, mask = python(passes, A[places], rewards[number][places], epsilon, beta)
+        assert objective == pytest.approx(J.item(), abs=1e-6)
+        for name, x in tokens.items():
+            close(padded(one[name] for one in passes).tolist(), (x * mask).detach(), 1e-6)
 
 
 def test_the_log_probabilities_are_those_of_each_model_in_float64(seen, loaded):
@@ -93,15 +142,14 @@ def test_the_log_probabilities_are_those_of_each_model_in_float64(seen, loaded):
     c = completion_of(seen, row)
     first, second = c["passes"]
     assert first["logp"] == first["old"] == second["old"]
-    tolerance = 0.1 if torch.cuda.is_available() else 2e-5  # on a GPU nano.py computes in bfloat16
-    assert c["before"] == pytest.approx(first["old"], abs=tolerance)
+    assert c["before"] == pytest.approx(first["old"], abs=TOLERANCE)
     prompt = seen.tokenizer(seen.questions[row // nano.G]["question"]).input_ids
     ids = seen.tokens[row, : len(c["tokens"])]
     for model, values in ((loaded[0], second["ref"]), (seen.model, c["after"])):
         whole = torch.tensor([[*prompt, *ids]], device=model.device)
         logp = deepcopy(model).double()(whole).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
         right = logp[torch.arange(len(ids)), ids].tolist()
-        assert values == pytest.approx(right, abs=tolerance)
+        assert values == pytest.approx(right, abs=TOLERANCE)
 
 
 # --- a run of train.py ---
@@ -123,7 +171,7 @@ def test_the_next_step_of_a_run_is_the_step_that_the_run_makes(tmp_path, monkeyp
     pages = [page_data(seen, number + 1) for number in range(len(seen.questions))]
     parts = 0.0
     for c in (c for page in pages for c in page["completions"]):
-        parts += c["count"] * sum(column(one, "part").sum().item() for one in c["passes"])
+        parts += len(c["members"]) * sum(sum(filter(None, one["part"])) for one in c["passes"])
     last = files.read(Path("run/metrics.jsonl"))[-1]
     assert parts / len(seen.updates) == pytest.approx(last["loss"], abs=2e-5)
 
@@ -142,13 +190,30 @@ def test_the_next_step_of_a_run_is_the_step_that_the_run_makes(tmp_path, monkeyp
 # --- the page ---
 
 
+def test_the_page_is_what_its_parts_make_and_nano_has_most_of_its_lines():
+    text = PAGE.read_text(encoding="utf-8")
+    # another version of the converter may write other MathML
+    here, made = (re.sub("(<math.*?>).*?</math>", r"\1", x) for x in (text, build.page(text)))
+    assert here == made, "stale: python docs/step/build.py"
+    assert not re.search(r"https?://(?!www\.w3)|\bsrc\s*=|@import|\bfetch\(", text)
+    elsewhere = {row["key"] for row in ROWS if not row["line"].startswith("nano.py: ")}
+    assert elsewhere == {
+        "threshold", "pooled", "fill", "bucket", "k1", "token_reward", "gae", "ppo"}
+
+
 def test_a_completion_is_data_and_never_ends_it():
     hostile = SHIPPED | {"question": "</script><script>alert(1)</script><!--"}
     assert data_of(page_of(hostile)) == hostile
 
 
 KEY = "document.dispatchEvent(new KeyboardEvent('keydown', {key: '%s'}))"
-NUMBERS = "[...document.querySelectorAll('#lines b')].map(node => node.textContent)"
+NUMBERS = """Object.fromEntries([...document.querySelectorAll("article")].map(
+  row => [row.id, row.querySelector("b").textContent]))"""
+COVERED = """[...document.querySelectorAll("button, input, .links a")].filter(node => {
+  node.scrollIntoView({block: "center"});
+  const box = node.getBoundingClientRect();
+  return !node.contains(document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2));
+}).map(node => node.outerHTML)"""
 
 
 def shown(x):
@@ -165,15 +230,33 @@ def test_the_page_shows_the_numbers_of_each_token(browser, lang):
     one = first["passes"][-1]
     for t in range(len(first["tokens"])):
         change = first["after"][t] - first["before"][t]
-        advantage, _, _, ref, logp, old, ratio, *_, gradient, moved = page.run(NUMBERS)
-        assert advantage == f"{first['advantage']:+.2f}".replace("-", "−")
-        assert [ref, logp, old, ratio] == [
-            shown(one[name][t]) for name in ("ref", "logp", "old", "ratio")]
-        assert (gradient[0] == "+") == (one["gradient"][t] > 0)
-        assert moved.lstrip("+−") == shown(abs(change))
+        numbers = page.run(NUMBERS)
+        assert all(number not in ("", "–") for number in numbers.values())
+        assert numbers["advantage"] == f"{first['advantage']:+.2f}".replace("-", "−")
+        names = ("ref", "logp", "old", "ratio")
+        assert [numbers[name] for name in names] == [shown(one[name][t]) for name in names]
+        assert (numbers["gradient"][0] == "+") == (one["gradient"][t] > 0)
+        assert numbers["moved"].lstrip("+−") == shown(abs(change))
         page.run(KEY % "ArrowRight")
     page.click("#updates button")  # the first update: π is still π_old
-    assert page.run(NUMBERS)[6] == "1.000"
+    assert page.run(NUMBERS)["ratio"] == "1.000"
     for _ in SHIPPED["completions"]:
         page.run(KEY % "ArrowDown")
-    assert page.run(NUMBERS)[2:4] == ["–", "–"]  # a pruned one
+    pruned = page.run(NUMBERS)
+    assert pruned["weight"] == pruned["ref"] == "–"
+    page.run("set('P', 0)")  # GRPO trains on it
+    grpo = page.run(NUMBERS)
+    assert (grpo["k"], grpo["weight"]) == ("16", f"{1 / (128 * len(first['tokens'][-4:])):.2g}")
+    page.click("[title]")  # back to the step
+    assert page.run(NUMBERS) == pruned
+
+
+@pytest.mark.slow
+def test_on_a_phone_nothing_covers_a_button_and_nobody_speaks_of_keys(browser):
+    page = browser.open(f"{PAGE}#lang=en", 390, 844)
+    page.run("set('P', 0.5)")
+    assert page.run(COVERED) == []
+    assert page.run("document.documentElement.scrollWidth") <= 390
+    assert "press ←" not in page.run("document.body.innerText")
+    columns = "[...document.querySelectorAll('#kl > div')].map(x => x.getBoundingClientRect().x)"
+    assert len({*page.run(columns)}) == 1  # equation, line and number below each other
