@@ -10,7 +10,7 @@ const TRAITS = { thinks: 1, right: 1, even: 1, tokens: 40 }; // the most that a 
 const GOALS = { thinks: 0.75, even: 0.75, wrong: 0.85 };
 const CHANCE = 0.12; // two standard errors of a share of 64 answers
 const ROUND = /^(\d+(\.\d+)*k?(-(?=\d)|$))+$/; // see `link`
-const FLASH = 900; // milliseconds: a round of a lesson that is shown
+const FLASH = 700; // milliseconds: a round of a lesson that is shown
 let worker, player, taught, linked, guessed, seen, first, now, liked, reached;
 const done = {}; // of each goal that was reached: the fewest clicks
 
@@ -63,6 +63,7 @@ function hear({ data }) {
   if (data.traits) {
     now = data.traits;
     first ??= now;
+    if (taught.length) taught.at(-1).traits = now;
     if (!linked) find_goals();
     draw_learned();
   }
@@ -119,12 +120,11 @@ function reply() {
     say`It knows only questions of five digits, such as ${"9-4+7+2-6=?"}`;
 }
 
-const gain = (name) => now[name] - first[name];
-
-// What all choices had in common, [trait, 1 or −1]: first what has come most
-function wishes() {
-  const pushed = (name) => sum(lessons().map((round) => round.pushed[name]));
-  const all = (name, sign) => lessons().every((round) =>
+// What all choices had in common, [trait, 1 or −1]: first what has come most. before: the traits
+function wishes(rounds = lessons(), before = first) {
+  const gain = (name) => now[name] - before[name];
+  const pushed = (name) => sum(rounds.map((round) => round.pushed[name]));
+  const all = (name, sign) => rounds.every((round) =>
     round.liked.every((row) => round.rows[row][name] === sign > 0));
   return ["thinks", "even", "right"].flatMap((name) => [[name, 1], [name, -1]])
     .filter(([name, sign]) => pushed(name) * sign > 0 && all(name, sign))
@@ -137,8 +137,8 @@ const in_words = (wish) => // "to think"
 function verdict() {
   const names = wishes().map((wish) => wish.join(" "));
   const is_right = names.length ? names.includes(guessed) : guessed === "other";
-  return (is_right ? say`Yes.` : say`No.`) + " " + (names.length
-    ? say`All choices asked it ${in_words(wishes()[0])}.` : say`The choices have nothing in common.`);
+  return (is_right ? say`Yes.` : say`No.`) + (names.length
+    ? say` All choices asked it ${in_words(wishes()[0])}.` : say` The choices have nothing in common.`);
 }
 
 // Rows {question, chosen, rejected}, for examples/train_reward_model.py: each answer that was liked
@@ -227,7 +227,7 @@ function draw_goals() {
     const { goal } = own.dataset;
     own.className = goal in done ? "done" : "";
     own.querySelector("span").textContent = goal in done ? say`✓ done in ${done[goal]} clicks`
-      : now ? `${percent(share_of(goal))} → ${percent(GOALS[goal])}` : "";
+      : now ? say`${percent(share_of(goal))}, goal ${percent(GOALS[goal])}` : "";
   }
 }
 
@@ -258,13 +258,20 @@ function draw_curve() {
     points.map(([cx, cy]) => `<circle cx="${cx}" cy="${cy}" r="4"/>`).join("");
 }
 
-// What was asked for, and what was measured
+// What was asked for, in all rounds or in as many of the newest as have a wish in common, and what
+// was measured since then
 function story() {
-  if (!lessons().length) return [say`Nothing yet.`];
-  const told = [say`Rounds: ${lessons().length}, clicks: ${clicks()}.`];
+  const rounds = lessons();
+  if (!rounds.length) return [say`Nothing yet.`];
+  const told = [say`Rounds: ${rounds.length}, clicks: ${clicks()}.`];
+  const before = (i) => (i > 0 ? rounds[i - 1].traits : first); // a lesson that is shown is quick
+  const start = rounds.findIndex((_, i) => before(i) && wishes(rounds.slice(i), before(i)).length);
+  const from = before(start);
+  if (start > 0) told.push(say`Since round ${start + 1}:`);
   const names = { thinks: say`thinks`, right: say`is right`, even: say`even number` };
-  const from_to = (name) => `${percent(first[name])} → ${percent(now[name])}`;
-  const [wish, ...others] = wishes();
+  const from_to = (name) => `${percent(from[name])} → ${percent(now[name])}`;
+  const gain = (name) => now[name] - from[name];
+  const [wish, ...others] = start < 0 ? [] : wishes(rounds.slice(start), from);
   const came = wish ? gain(wish[0]) * wish[1] : 0;
   if (wish) {
     const [asked, name, shares] = [in_words(wish), names[wish[0]], from_to(wish[0])];
@@ -281,7 +288,7 @@ function story() {
   }
   const warm = (text) => `<span class="warm">${text}</span>`;
   if (wish?.[0] === "right" && wish[1] < 0 && came >= CHANCE) told.push(
-    warm(say`The reward was wrong, so the model is. By mistake, this is called reward hacking.`));
+    warm(say`The reward was wrong, so the model is. If nobody meant that, it is called reward hacking.`));
   else if (gain("right") <= -CHANCE) {
     told.push(warm(say`It is right less often: ${from_to("right")}.`));
     if (came >= CHANCE) told.push(
@@ -304,7 +311,7 @@ function draw() {
   if (seen) draw_answers();
   const rounds = lessons().length;
   const is_riddle = linked && !guessed;
-  $("answers").ariaBusy = !seen;
+  $("answers").ariaBusy = !seen && !is_shown();
   document.body.className = seen ? "" : "learns";
   $("hint").textContent = hint();
   $("go").disabled = !differ() || !is_free();
@@ -312,7 +319,7 @@ function draw() {
   $("learned").hidden = is_riddle;
   $("truth").hidden = rounds < 3;
   $("share-it").hidden = $("save").hidden = $("of-save").hidden = !rounds;
-  $("goals").hidden = linked > 0;
+  $("goals").hidden = $("intro").hidden = linked > 0;
   draw_goals();
   $("riddle").hidden = !linked;
   $("watch").hidden = $("lesson").hidden = !is_shown();
