@@ -281,10 +281,11 @@ function story() {
   const moved = Object.keys(names).filter((name) =>
     name !== wish?.[0] && Math.abs(gain(name)) >= CHANCE);
   for (const name of moved) {
+    if (name === "right" && gain(name) < 0) continue; // see below
     if (wish && came < CHANCE && !others.some(([own]) => own === name))
       told.push(say`It learned ${in_words([name, Math.sign(gain(name))])} instead.`);
     else if (gain(name) > 0) told.push(say`More likely: “${names[name]}”, ${from_to(name)}.`);
-    else if (name !== "right") told.push(say`Less likely: “${names[name]}”, ${from_to(name)}.`);
+    else told.push(say`Less likely: “${names[name]}”, ${from_to(name)}.`);
   }
   const warm = (text) => `<span class="warm">${text}</span>`;
   if (wish?.[0] === "right" && wish[1] < 0 && came >= CHANCE) told.push(
