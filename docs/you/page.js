@@ -138,7 +138,8 @@ function verdict() {
   const names = wishes().map((wish) => wish.join(" "));
   const is_right = names.length ? names.includes(guessed) : guessed === "other";
   return (is_right ? say`Yes.` : say`No.`) + (names.length
-    ? say` All choices asked it ${in_words(wishes()[0])}.` : say` The choices have nothing in common.`);
+    ? say` All choices asked it ${in_words(wishes()[0])}.`
+    : say` The choices have nothing in common.`);
 }
 
 // Rows {question, chosen, rejected}, for examples/train_reward_model.py: each answer that was liked
@@ -168,7 +169,8 @@ async function challenge() {
   try {
     if (navigator.share) return await navigator.share({ url });
     await navigator.clipboard.writeText(url);
-    $("shared").textContent = say`The link is copied. It shows your lesson and asks what you wanted.`;
+    $("shared").textContent =
+      say`The link is copied. It shows your lesson and asks what you wanted.`;
   } catch {
     $("address").hidden = false;
     $("address").select();
@@ -197,8 +199,9 @@ function draw_answers() {
   $("answers").innerHTML = seen.rows.map(({ text, kinds }, row) => {
     const others = kinds > 1 ? say` and ${kinds - 1} similar` : "";
     return `<button class="answer" data-row="${row}" aria-pressed="${liked.has(row)}"
-      style="--share: ${count(row) / 16}"><i aria-hidden="true"><small>${row < 9 ? row + 1 : ""}</small>
-      ${liked.has(row) ? "♥" : "♡"}</i><code>${colored(text)}<span class="tag">${others}</span></code>
+      style="--share: ${count(row) / 16}">
+      <i aria-hidden="true"><small>${row < 9 ? row + 1 : ""}</small> ${liked.has(row) ? "♥" : "♡"}</i>
+      <code>${colored(text)}<span class="tag">${others}</span></code>
       <span class="count">${say`${count(row)} of 16`}</span></button>`;
   }).join("");
   document.querySelector(`[data-row="${focused}"]`)?.focus();
@@ -208,8 +211,8 @@ function hint() {
   if (is_shown()) return say`Question ${Math.min(taught.length + 1, linked)} of ${linked} …`;
   if (!seen) return say`It learns …`;
   if (seen.rows.length === 1) return say`All 16 answers are equal: there is nothing to learn.`;
-  if (!liked.size && reached !== null) return say`Goal reached in ${reached} clicks! Challenge a friend, or try
-    the next goal.`;
+  if (!liked.size && reached !== null)
+    return say`Goal reached in ${reached} clicks! Challenge a friend, or try the next goal.`;
   if (!liked.size && !taught.length && seen.rows[0].thinks)
     return say`Start with the first answer: it shows its work.`;
   if (!liked.size) return say`Choose at least one.`;
@@ -234,7 +237,8 @@ function draw_goals() {
 function draw_learned() {
   Object.entries(TRAITS).forEach(([name, most], i) => {
     const show = (x) => (most === 1 ? percent(x) : x.toFixed(0));
-    const [bar, mark, numbers] = $("traits").children[i].querySelectorAll("i, b, :scope > :last-child");
+    const [bar, mark, numbers] =
+      $("traits").children[i].querySelectorAll("i, b, :scope > :last-child");
     [bar.style.width, mark.style.left] = [now, first].map((of) =>
       `${100 * Math.min(1, of[name] / most)}%`);
     numbers.innerHTML = `<span class="soft">${show(first[name])} →</span> <b>${show(now[name])}</b>`;
@@ -275,7 +279,8 @@ function story() {
   const came = wish ? gain(wish[0]) * wish[1] : 0;
   if (wish) {
     const [asked, name, shares] = [in_words(wish), names[wish[0]], from_to(wish[0])];
-    told.push(Math.abs(came) < CHANCE ? say`You asked it ${asked}: “${name}” ${shares}, within chance.`
+    told.push(Math.abs(came) < CHANCE
+      ? say`You asked it ${asked}: “${name}” ${shares}, within chance.`
       : say`You asked it ${asked}: “${name}” ${shares}.`);
   }
   const moved = Object.keys(names).filter((name) =>
@@ -289,12 +294,13 @@ function story() {
   }
   const warm = (text) => `<span class="warm">${text}</span>`;
   if (wish?.[0] === "right" && wish[1] < 0 && came >= CHANCE) told.push(
-    warm(say`The reward was wrong, so the model is. If nobody meant that, it is called reward hacking.`));
+    warm(say`The reward was wrong, so the model is. If nobody meant that, it is called reward
+    hacking.`));
   else if (gain("right") <= -CHANCE) {
     told.push(warm(say`It is right less often: ${from_to("right")}.`));
     if (came >= CHANCE) told.push(
       warm(say`The clicks paid for something else, and got it: this is reward hacking.`));
-  } else if (wish?.[0] === "thinks" && came >= CHANCE && gain("thinks") > 0 && gain("right") < CHANCE / 2)
+  } else if (wish?.join(" ") === "thinks 1" && came >= CHANCE && gain("right") < CHANCE / 2)
     told.push(say`It is not right more often: ${from_to("right")}.`,
               say`The clicks liked a form, and it learned a form.`);
   if (!wish && told.length === 1) told.push(say`No share has moved by more than chance.`);

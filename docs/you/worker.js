@@ -59,8 +59,8 @@ function compare(all, kept) {
   return { share, cosine: gh / Math.sqrt(gg * hh), times: Math.sqrt(hh / gg) };
 }
 
-// A step on the newest group. liked: rows, by their places. few: whether only COUNTED answers count.
-// quick: nothing is measured. share: of the 16 answers, those that were liked. pushed: for each
+// A step on the newest group. liked: rows, by their places. few: whether only COUNTED answers
+// count. quick: nothing is measured. share: of the 16 answers, those that were liked. pushed: for each
 // trait, the sum of the advantages of the answers that have it and count.
 function learn({ liked, few, quick }) {
   const places = liked.flatMap((row) => rows[row]?.places ?? []);
