@@ -200,7 +200,8 @@ function draw_answers() {
     const others = kinds > 1 ? say` and ${kinds - 1} similar` : "";
     return `<button class="answer" data-row="${row}" aria-pressed="${liked.has(row)}"
       style="--share: ${count(row) / 16}">
-      <i aria-hidden="true"><small>${row < 9 ? row + 1 : ""}</small> ${liked.has(row) ? "♥" : "♡"}</i>
+      <i aria-hidden="true"><small>${row < 9 ? row + 1 : ""}</small>
+        ${liked.has(row) ? "♥" : "♡"}</i>
       <code>${colored(text)}<span class="tag">${others}</span></code>
       <span class="count">${say`${count(row)} of 16`}</span></button>`;
   }).join("");
@@ -280,7 +281,8 @@ function story() {
   if (wish) {
     const [asked, name, shares] = [in_words(wish), names[wish[0]], from_to(wish[0])];
     told.push(Math.abs(came) < CHANCE
-      ? say`You asked it ${asked}: “${name}” ${shares}, within chance.`
+      ? say`You asked it ${asked}: “${name}” ${shares}, within
+      chance.`
       : say`You asked it ${asked}: “${name}” ${shares}.`);
   }
   const moved = Object.keys(names).filter((name) =>

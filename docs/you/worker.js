@@ -60,8 +60,8 @@ function compare(all, kept) {
 }
 
 // A step on the newest group. liked: rows, by their places. few: whether only COUNTED answers
-// count. quick: nothing is measured. share: of the 16 answers, those that were liked. pushed: for each
-// trait, the sum of the advantages of the answers that have it and count.
+// count. quick: nothing is measured. share: of the 16 answers, those that were liked. pushed: for
+// each trait, the sum of the advantages of the answers that have it and count.
 function learn({ liked, few, quick }) {
   const places = liked.flatMap((row) => rows[row]?.places ?? []);
   const rewards = group.texts.map((_, i) => Number(places.includes(i)));
