@@ -281,8 +281,7 @@ function story() {
   if (wish) {
     const [asked, name, shares] = [in_words(wish), names[wish[0]], from_to(wish[0])];
     told.push(Math.abs(came) < CHANCE
-      ? say`You asked it ${asked}: “${name}” ${shares}, within
-      chance.`
+      ? say`You asked it ${asked}: “${name}” ${shares}, within chance.`
       : say`You asked it ${asked}: “${name}” ${shares}.`);
   }
   const moved = Object.keys(names).filter((name) =>
