@@ -1,5 +1,5 @@
-"""docs/you.html in Chromium: the visitor's clicks are the rewards of train_step, and a link makes
-the model again that was taught."""
+"""docs/you.html in Chromium: the visitor's clicks are the rewards of train_step, a link makes the
+model again that was taught, and a script plays the three goals."""
 
 import json
 import random
@@ -30,9 +30,9 @@ WEIGHTS = """new Promise(done => {
 @pytest.fixture
 def opened(browser):
     """open(settings) → the page, after its model has answered."""
-    def opened(settings="lang=en"):
-        page = browser.open(f"{PAGE}#{settings}", 1280, 900)
-        page.wait("seen", 30)
+    def opened(settings="lang=en", width=1280):
+        page = browser.open(f"{PAGE}#{settings}", width, 800)
+        page.wait("seen && now && taught.length >= linked", 60)
         return page
 
     return opened
@@ -46,14 +46,14 @@ def press(page, key):
 def teach(page, trait, rate=0.0):
     """A round in which all answers with this trait are liked. rate: CPPO's. Returns (seen, liked
     rows, rate)."""
-    seen, rounds = page.run("[seen, past.length]")
+    seen, rounds = page.run("[seen, taught.length]")
     liked = [row for row, own in enumerate(seen["rows"]) if own[trait]]
     page.run(f"$('few').checked = {json.dumps(rate > 0)}")
     for row in liked:
         press(page, str(row + 1))
     press(page, "Enter")
     page.run("seen && other.click()")  # all are liked
-    page.wait(f"past.length > {rounds} && seen", 30)
+    page.wait(f"taught.length > {rounds} && seen", 30)
     return seen, liked, rate
 
 
@@ -80,6 +80,9 @@ def test_clicks_are_the_rewards_of_train_step_and_a_link_makes_the_model_again(o
             networks, algorithm, named(lambda *_, own=rewards, **columns: own), Sampling(48),
             Limits(), [{"prompt": tokenizer.encode(seen["question"])}], random.Random(0))
         assert len(step.rows) == 16 * (1 - rate) and 0 < sum(rewards) < 16
+    asked, chosen, rejected = page.run("Object.values(pairs().at(-1))")  # of the newest clicks
+    assert [asked, rewards[texts.index(chosen)], rewards[texts.index(rejected)]] == [
+        seen["question"], 1, 0]
     weights = page.run(WEIGHTS)
     close(weights, flat(dict(networks.model.named_parameters())), 2e-5)
     again = opened(page.run("link()")[1:])
@@ -102,4 +105,63 @@ def test_the_page_says_what_two_answers_are_of_the_gradient(opened):
     g, h = (torch.cat([part.flatten() for part in parts]) for parts in (whole, of_two))
     expected = {"share": (2 / 16 * g @ h / (g @ g)).item(), "times": (h.norm() / g.norm()).item(),
                 "cosine": torch.cosine_similarity(g, h, dim=0).item()}
-    assert page.run("past[0].gradient") == pytest.approx(expected, rel=1e-3)
+    assert page.run("taught[0].gradient") == pytest.approx(expected, rel=1e-3)
+
+
+# --- the goals, and the links of those who have reached them ---
+
+LESSONS = {  # a goal: the row that is liked, what is shown then, the link
+    "thinks": ("row === seen.rows.find(({ thinks }) => thinks)", "3", "1-1-1"),
+    "even": ("row.even && !row.thinks", "5", "7-1.4.5.6"),
+    "wrong": ("seen.rows.filter(({ right }) => !right).slice(0, 2).includes(row)", "4", "2.3-1.4")}
+FIRST_SCREEN = """[...document.querySelectorAll("main *")].filter((node) => !node.children.length
+  && node.checkVisibility() && node.getBoundingClientRect().bottom <= innerHeight)
+  .map((node) => node.textContent).join(" ")"""
+
+
+@pytest.mark.parametrize("lang, width, words", [
+    ("en", 1280, ["Make it think", "Make it wrong", "Start with the first answer",
+                 "done in {} clicks"]),
+    ("zh", 390, ["让它思考", "让它答错", "从第一个回答开始", "{} 次点击完成"])])  # fmt: skip
+def test_a_script_plays_the_three_goals_to_their_end(opened, lang, width, words):
+    page = opened(f"lang={lang}", width)
+    for text in words[:-1]:
+        assert text in page.run(FIRST_SCREEN)
+    for goal, (likes, clicks, link) in LESSONS.items():
+        page.wait("seen && now && !taught.length", 30)
+        while not page.run(f"'{goal}' in done"):
+            page.run(f"seen.rows.forEach((row, i) => {likes} && "
+                     "document.querySelector(`[data-row='${i}']`).click())")
+            page.click("#go")
+            page.wait("seen", 30)
+        assert page.run("link()") == f"#version=1&taught={link}"
+        assert words[-1].format(clicks) in page.run("$('goals').innerText")
+        page.click("#anew")
+
+
+def test_a_link_of_version_1_shows_its_lesson_and_then_its_riddle(opened):
+    """If this fails because the page samples or learns otherwise: raise VERSION in page.js."""
+    page = opened("version=1&taught=2.3-1.4-1.2&lang=en")
+    assert page.run("Object.values(now).map((x) => 64 * x)") == [5, 8, 29, 422]
+    assert page.run("$('learned').hidden")
+    page.click("[data-guess='right -1']")
+    assert page.run("verdict()") == "Yes. All choices asked it to be wrong."
+
+
+def test_an_older_link_says_so_and_another_question_is_no_round(opened):
+    page = opened("version=3f2a1b&taught=1-2&lang=en")
+    assert page.run("!$('old').hidden")
+    page.click("#other")
+    page.wait("taught.length && seen", 30)
+    assert "round 1" in page.run("link() + $('round').innerText")
+
+
+def test_the_story_says_whether_that_came_which_was_asked_for(opened):
+    page = opened()
+    page.run("""taught = [{ share: .5, liked: [0], rows: [{ even: true }],
+                            pushed: { thinks: 0, right: 0, even: 1 } }];
+                [first, now] = [[.36, .44, .48], [.8, .4, .58]].map(
+                  ([thinks, right, even]) => ({ thinks, right, even }))""")
+    assert page.run("story().slice(1).join(' ')").replace("\N{NO-BREAK SPACE}", " ") == (
+        "You asked it to give even numbers: “even number” 48 % → 58 %, within chance. "
+        "It learned to think instead.")

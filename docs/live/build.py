@@ -9,7 +9,6 @@ of WORKER, and the weights of the toy's base model stand in the page as float16 
 
 import argparse
 import base64
-import hashlib
 import re
 import sys
 from pathlib import Path
@@ -47,8 +46,6 @@ def page(name):
     worker = "\n".join((HERE / f"{part}.js").read_text() for part in WORKER)
     worker += "\n" + (HERE.parent / name / "worker.js").read_text()
     made = {"worker": worker, "weights": weights()}
-    # a link holds clicks on answers that this code has sampled from these weights
-    made["version"] = hashlib.sha256("".join(made.values()).encode()).hexdigest()[:6]
 
     def part(found):
         own, shared = HERE.parent / name / found[1], HERE / found[1]

@@ -44,11 +44,6 @@ function merge({ texts, answer }) {
   }).sort((a, b) => b.places.length - a.places.length);
 }
 
-function ask_next() {
-  [group] = sample_and_score(lane);
-  rows = merge(group);
-}
-
 function gradient_of(kept) {
   accumulate(lane.model, SETTINGS, lane.memory, make_batches([{ ...group, kept }], SETTINGS));
   return lane.model.gradient.slice();
@@ -64,16 +59,17 @@ function compare(all, kept) {
   return { share, cosine: gh / Math.sqrt(gg * hh), times: Math.sqrt(hh / gg) };
 }
 
-// A step on the newest group. liked: rows, by their places. few: whether only COUNTED answers count.
-// pushed: for each trait, the sum of the advantages of the answers that have it and count.
-function learn({ liked, few }) {
+// A step on the newest group. liked: rows, by their places. few: whether only COUNTED answers
+// count. quick: nothing is measured. share: of the 16 answers, those that were liked. pushed: for
+// each trait, the sum of the advantages of the answers that have it and count.
+function learn({ liked, few, quick }) {
   const places = liked.flatMap((row) => rows[row]?.places ?? []);
   const rewards = group.texts.map((_, i) => Number(places.includes(i)));
   const [advantages] = group_advantages([rewards]);
   Object.assign(group, { rewards, advantages });
   const all = [...rewards.keys()];
   const [largest] = prune([advantages], COUNTED);
-  const gradient = advantages.some(Boolean) ? compare(all, largest) : null;
+  const gradient = !quick && advantages.some(Boolean) ? compare(all, largest) : null;
   group.kept = few ? largest : all;
   update(lane, make_batches([group], SETTINGS));
   const pushed = { thinks: 0, right: 0, even: 0 };
@@ -84,26 +80,24 @@ function learn({ liked, few }) {
   return { share: mean(rewards), pushed, gradient };
 }
 
-function tell() {
+function tell_answers() {
+  [group] = sample_and_score(lane);
+  rows = merge(group);
   const { question, answer } = group;
-  postMessage({ question, answer, rows, traits: measure_traits() });
+  postMessage({ question, answer, rows });
 }
 
 function begin({ weights }) {
   lane = make_lane(weights, SETTINGS, () => 0);
   untaught = make_lane(weights, SETTINGS, () => 0);
-  ask_next();
-  tell();
+  tell_answers();
+  postMessage({ traits: measure_traits() });
 }
 
-// rounds: those of an address, or the newest one
-function teach({ rounds }) {
-  for (const round of rounds) {
-    const learned = learn(round);
-    ask_next();
-    postMessage({ learned });
-  }
-  tell();
+function teach(round) {
+  postMessage({ learned: learn(round) });
+  if (!round.quick) postMessage({ traits: measure_traits() });
+  tell_answers();
 }
 
 function reply({ asked }) {
