@@ -17,7 +17,17 @@ from engine.base import ranks
 from engine.base.errors import UserError, unknown
 from engine.base.files import known_or_own
 from engine.run import checks, folder, own
-from engine.run.command_line import check_limits, command, compose, flat, given, given_twice
+from engine.run.command_line import (
+    check_limits,
+    command,
+    compose,
+    flat,
+    given,
+    given_twice,
+    parser_of,
+    read,
+    words_from,
+)
 from engine.run.options import (
     ALGORITHM_OPTIONS,
     ROW_FIELDS,
@@ -29,6 +39,7 @@ from engine.run.options import (
     SamplingOptions,
     UpdateOptions,
 )
+from engine.scoring.score import load_rewards
 from tasks.table import task_of
 
 # what two runs do not share that are compared: how they prune, and where they are
@@ -91,7 +102,7 @@ def algorithm_of(options):
     if keep == rule_name(ALGORITHMS[options.algorithm].keep):
         keep = None  # it is the row's own rule, which may be a function
     elif keep not in KEEP:
-        keep = own.own_rule(known_or_own(keep, KEEP, "rule", "--keep"), keep)
+        keep = own.own_rule(known_or_own(keep, KEEP, "rule", "--keep"), f"--keep {keep}")
     checks.check_algorithm(options)
     others = {name: getattr(options, name) for name in ALGORITHM_OPTIONS - {"keep"}}
     try:
@@ -117,11 +128,9 @@ def algorithm_with(config, changed):
     if changed.get("beta") and not (config.row.beta or config.run.stop_kl):
         raise UserError("a schedule cannot raise beta above 0 in a run that has no reference: "
                         "start the run with a --beta above 0.")
-    try:
-        check_limits(Config, changed)
-    except TypeError:
-        raise UserError(f"a schedule cannot set {changed!r:.100}: a value is no number.") from None
-    return algorithm_of(SimpleNamespace(**flat(config) | changed))
+    values = read(parser_of(Config), words_from(changed), "the schedule: ")
+    check_limits(Config, values)
+    return algorithm_of(SimpleNamespace(**flat(config) | values))
 
 
 def config_of(chosen):
@@ -158,6 +167,7 @@ def open_run(argv):
     if chosen.get("resume"):
         chosen = saved_options(chosen) | chosen
     config, algorithm = config_of(chosen)
+    own.try_parts(algorithm, load_rewards(config.data.rewards))
     run = config.run
     plan = config.preview.plan
     trains = plan is None and not config.preview.check_rewards

@@ -12,10 +12,11 @@ import torch
 
 from algorithms import ALGORITHMS, resolve
 from engine.base.errors import UserError
+from engine.base.progress import note_once
 from engine.model import networks
 from engine.model.contract import Completions, Sampling, check_sampler
-from engine.run.config import config_of
-from engine.run.own import checked
+from engine.run.config import config_of, open_run
+from engine.run.own import checked, own_rule
 from examples import my_sampler
 from tests.helpers.training import a_rollout
 
@@ -46,15 +47,82 @@ LOSS = (torch.zeros((), requires_grad=True), {})
     ("loss", LOSS, [
         (LOSS[0], r"of shape \(\)"), ((torch.ones(3, requires_grad=True), {}), "a scalar"),
         ((torch.ones(()), {}), "has a gradient"), ((*LOSS, 1), "and a dict"),
-        ((LOSS[0], 1), "dict")]),
+        ((LOSS[0], 1), "dict"), ((LOSS[0], {"x": torch.ones(N)}), "dict of numbers"),
+        ((LOSS[0], {"x": "much"}), "dict of numbers"), ((LOSS[0], {"x": None}), "of numbers")]),
 ])  # fmt: skip
 def test_what_is_right_passes_and_each_mistake_is_one_sentence(name, right, wrong):
-    assert of_algorithm(name, right) is right
+    found = of_algorithm(name, right)
+    assert found is right or found == right
     fail = [(fails, r"failed: RuntimeError.*\(test_own.py, line \d+\)"), (sys.exit, "SystemExit")]
     for returned, said in wrong + fail:
         with pytest.raises(UserError, match=rf"the {name} test_own.py:\S*mine .*{said}") as error:
             of_algorithm(name, returned)
         assert "\n" not in str(error.value)
+
+
+def test_a_stat_of_a_users_loss_replaces_no_metric():
+    stats = {"step": torch.ones((), requires_grad=True), "entropy": 2, "kl": 3.0}
+    _, found = of_algorithm("loss", (LOSS[0], stats))
+    assert found == {"own/step": 1, "own/entropy": 2, "kl": 3}
+    assert not found["own/step"].requires_grad  # else the graph stays in the memory
+
+
+def test_advantages_of_ones_own_change_nothing_in_the_rollout():
+    def mine(rollout):
+        rollout.rewards -= rollout.rewards.mean(2, keepdim=True)
+        return rollout.rewards[0]
+
+    rollout = a_rollout([[1.0, 0.0]])
+    A = checked(replace(resolve("grpo", group_size=2), advantages=mine)).advantages(rollout)
+    assert A.tolist() == [[0.5, -0.5]] and rollout.rewards.tolist() == [[[1.0, 0.0]]]
+
+
+class Plain:
+    """A callable object has no __code__ and no __qualname__."""
+
+    def __call__(self, *_, **__):
+        return None
+
+
+def test_an_object_may_be_a_part_and_its_mistakes_name_its_class(monkeypatch):
+    row = replace(ALGORITHMS["grpo"], advantages=Plain(), loss=Plain(), keep=Plain())
+    monkeypatch.setitem(ALGORITHMS, "mine", row)
+    _, algorithm = config_of({"algorithm": "mine"})
+    rollout = a_rollout(PLAIN)
+    for function, *given in [
+        (algorithm.advantages, rollout), (algorithm.loss,), (algorithm.keep, rollout, PLAIN, 1)]:
+        with pytest.raises(UserError, match="test_own.py:Plain must return"):
+            function(*given)
+    assert checked(replace(resolve("grpo"), loss=abs)).loss is not abs  # abs is written in C
+
+
+# --- a rule, before the run and in it ---
+
+RULES = """
+def mask(rollout, A, k): return A.abs().flatten() > 1
+def level(rollout, A, k): return [row["level"] for row in rollout.questions]
+def each(rollout, A, k): return range(A.numel())
+"""
+
+
+def test_a_rule_that_returns_something_else_is_refused_before_the_run(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(RULES)
+    wanted = r"--keep \S+:mask must return .* \(mask.nonzero\(\).flatten\(\) for a mask"
+    with pytest.raises(UserError, match=wanted):
+        open_run(["--keep", f"{tmp_path}/mine.py:mask"])
+    # what fails on made-up completions may need a column of the data, and nothing is told of them
+    for name in ("level", "each"):
+        open_run(["--keep", f"{tmp_path}/mine.py:{name}"])
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("rows, said", [
+    (range(8), "has kept all completions"), ([], "has kept no completion"), ([3], None)])
+def test_a_rule_that_keeps_all_or_none_is_told_once(rows, said, capsys):
+    note_once.cache_clear()
+    for _ in range(2):
+        own_rule(lambda *_: rows, "--keep mine.py:rule")(a_rollout(PLAIN), PLAIN, 1)
+    assert capsys.readouterr().out.count(f"note: --keep mine.py:rule {said}") == bool(said)
 
 
 @pytest.mark.parametrize("error", [UserError("a sentence"), torch.OutOfMemoryError()], ids=str)

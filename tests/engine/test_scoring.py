@@ -228,8 +228,8 @@ def test_without_a_completion_no_reward_is_called(capsys):
 def test_it_is_told_before_anything_is_sampled(small, mine, tmp_path, monkeypatch):
     for place in ("train.examine", "train.sample_and_score"):
         monkeypatch.setattr(place, lambda *_, **__: pytest.fail("it came this far"))
-    Path(mine).write_text("def f(completions, **columns): return [c[0]['x'] for c in completions]\n")
-    with pytest.raises(UserError, match=r"f failed on 5 of 5 .*: Type.* \(mine.py, line 1\)\. It"):
+    Path(mine).write_text("def f(completions, **columns): return [*map(int, completions)]\n")
+    with pytest.raises(UserError, match=r"f failed on 5 of 5 .*: Value.* \(mine.py, line 1\)\. It"):
         go(small, tmp_path / "run", "--rewards", "toy_accuracy", f"{mine}:f")
 
 
