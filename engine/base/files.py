@@ -101,8 +101,8 @@ def own_function(word, option):
     function = getattr(module, name, None)
     if not callable(function):
         there = [known for known, value in vars(module).items()
-                 if callable(value) and getattr(value, "__module__", None) == module.__name__]
+                 if getattr(value, "__module__", None) == module.__name__]
         missing = f"{path} has no function '{name}': " if name else ""
-        raise UserError(f"{option}: {missing}write {path}:FUNCTION, with a function of the file: "
-                        f"{', '.join(there) or 'it has none yet'}.")
+        raise UserError(f"{option}: {missing}write {path}:FUNCTION, with a function of the file "
+                        f"({', '.join(there)}).")
     return function

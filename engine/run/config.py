@@ -39,7 +39,6 @@ from engine.run.options import (
     SamplingOptions,
     UpdateOptions,
 )
-from engine.scoring.score import load_rewards
 from tasks.table import task_of
 
 # what two runs do not share that are compared: how they prune, and where they are
@@ -167,8 +166,9 @@ def open_run(argv):
     if chosen.get("resume"):
         chosen = saved_options(chosen) | chosen
     config, algorithm = config_of(chosen)
-    own.try_parts(algorithm, load_rewards(config.data.rewards))
     run = config.run
+    if config.row.keep not in KEEP:
+        own.try_rule(algorithm)
     plan = config.preview.plan
     trains = plan is None and not config.preview.check_rewards
     sharded = config.devices.shard == "full" and plan is None

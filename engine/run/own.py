@@ -10,12 +10,12 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
 from engine.base import progress
 from engine.base.errors import UserError, call_own
-from records import Rollout
 
 # where the project's advantages, losses and rules are
 OURS = ("algorithms", "grpo", "family", "cppo", "engine")
@@ -47,24 +47,15 @@ def checked(algorithm):
     return replace(algorithm, advantages=advantages, keep=keep, loss=loss)
 
 
-def try_parts(algorithm, reward_functions):
-    """Steps 3 and 4 on made-up completions: a part of the user's own that returns another kind of
-    thing is refused before any work. If such a part fails, that says nothing yet: the questions of
-    the run may have columns that it needs."""
-    Q, G, R = algorithm.questions_per_step, algorithm.group_size, len(reward_functions)
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.randint(1, 5, (Q, G), generator=generator)
-    mask = torch.arange(4) < lengths.view(-1, 1)
-    yes = torch.ones(Q, G, dtype=torch.bool)
-    rollout = Rollout(
-        questions=[{"question": "", "answer": "", "prompt": [0]}] * Q,
-        question_numbers=torch.arange(Q), tokens=mask.long(), logp=-mask.float(), mask=mask,
-        texts=[""] * Q * G, lengths=lengths, truncated=~yes, trainable=yes,
-        rewards=torch.rand((R, Q, G), generator=generator),
-        reward_names=[reward.name for reward in reward_functions],
-        reward_weights=[reward.weight for reward in reward_functions], step=0)
+def try_rule(algorithm):
+    """Call a rule of the user's own on made-up completions: one that returns another kind of thing
+    is refused before any work. If the rule fails, that says nothing yet: these completions hold
+    less than those of a run."""
+    shape = algorithm.questions_per_step, algorithm.group_size
+    A = torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 4 - 2
+    made_up = SimpleNamespace(step=0, total=A, rewards=A[None], lengths=torch.ones_like(A))
     try:
-        algorithm.keep_completions(rollout, algorithm.advantages(rollout))
+        algorithm.keep(made_up, A, algorithm.k)
     except UserError as error:
         if not error.__cause__:
             raise
@@ -87,10 +78,7 @@ def own_loss(function, name, *given, **named):
     own/NAME, so it replaces no metric."""
     wanted = "(loss, stats): a scalar that has a gradient, and a dict of numbers"
     loss, stats = call_own(function, name, wanted, is_loss, *given, **named)
-    measured = {}
-    for key, value in stats.items():
-        measured[key if key in STATS else f"own/{key}"] = torch.as_tensor(value).detach()
-    return loss, measured
+    return loss, {key if key in STATS else f"own/{key}": x for key, x in stats.items()}
 
 
 def is_loss(pair, *given, **named):
@@ -118,9 +106,8 @@ def own_rule(function, name):
         weighted = isinstance(returned, tuple)
         rows, order = torch.as_tensor(returned[0] if weighted else returned).cpu().long().sort()
         if rollout.step and n and len(rows) in (0, n):
-            kept = "all completions of a step: it prunes nothing" if len(rows) else (
-                "no completion of a step: then nothing is trained on")
-            progress.note_once(f"note: {name} has kept {kept}.")
+            kept = "all" if len(rows) else "none"
+            progress.note_once(f"note: {name} has kept {kept} of the completions of a step.")
         if weighted:
             return rows, torch.as_tensor(returned[1]).to("cpu", torch.float32)[order]
         return rows

@@ -87,13 +87,11 @@ def call_by_name(function, completions, columns):
     """function(completions=…, **columns): all by name, as TRL's trainers do. A first parameter with
     a name of its own is the completions; a positional-only one gets what has its name."""
     parameters = inspect.signature(function).parameters
+    first, *others = parameters.values()
     named = {**columns, "completions": completions}
-    first = next(iter(parameters))
-    takes_one = parameters[first].kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD
-    if takes_one and first not in named and "completions" not in parameters:
-        named[first] = named.pop("completions")
-    by_position = [named.pop(name) for name, parameter in parameters.items()
-                   if parameter.kind is parameter.POSITIONAL_ONLY and name in named]
+    if first.kind <= first.POSITIONAL_OR_KEYWORD and "completions" not in parameters:
+        named.setdefault(first.name, named["completions"])
+    by_position = [named.pop(p.name) for p in [first, *others] if p.kind == p.POSITIONAL_ONLY]
     return function(*by_position, **named)
 
 

@@ -83,8 +83,8 @@ def test_rewards_are_named_with_or_without_a_weight(mine):
 
 @pytest.mark.parametrize("words, named", [
     ("gsm9k", "gsm9k"), ("format_reward:nan", "format_reward:nan"),
-    ("mine.py", "write mine.py:FUNCTION, .*: Length, short, picky, nan, inf"),
-    ("mine.py:long", "no function .long.: write mine.py:FUNCTION, .*: Length, short, picky"),
+    ("mine.py", "write mine.py:FUNCTION, .*.Length, short, picky, nan, inf."),
+    ("mine.py:long", "no function .long.: write mine.py:FUNCTION, .*.Length, short, picky"),
     ("format_reward format_reward:2", "format_reward:2"), ("own.py:overlong", "overlong"),
     ("missing.py:f", "missing.py.*nothing_of_that_name"),  # it cannot be imported
     ("verl.py:f", r"must take \*\*columns"), ("verl.py:g", r"must take \*\*columns"),
@@ -182,13 +182,11 @@ def test_a_reward_sees_all_columns_by_name_and_cannot_change_what_another_one_se
     "prompts, completions, **kwargs", "completions, **kwargs", "*, completions, **kwargs",
     "prompts, completions, /, **kwargs", "completions, /, **kwargs", "*args, completions, **kwargs",
     "answer, completions, prompts=None, **kwargs", "texts, **kwargs", "texts, /, answer, **kwargs",
-    "**kwargs",
+    "**kwargs", "scale=2, *, completions, **kwargs", "answer, **kwargs",
 ])
 def test_a_users_reward_takes_its_arguments_in_any_order(written, tmp_path):
     """The first form is the first one of TRL's documentation."""
-    texts = "texts" if "texts" in written else "completions"
-    if written == "**kwargs":
-        texts = "kwargs['completions']"
+    texts = "texts" if "texts" in written else "known['completions']"
     (tmp_path / "mine.py").write_text(f"""
 def lens({written}):
     known = locals() | kwargs
