@@ -147,8 +147,9 @@ def test_a_run_checks_what_is_the_users_and_nothing_of_ours(monkeypatch):
 
 
 RIGHT = Completions(
-    21 * torch.eye(N, T).long(), torch.ones(N).long(), torch.zeros(N).bool(), torch.zeros(N, T),
-    torch.ones(N, T).bool())
+    21 * torch.eye(N, T).long(), torch.full((N,), T), torch.zeros(N).bool(),
+    torch.full((N, T), -1.0), torch.ones(N, T).bool())
+SHORT = torch.arange(T) < 2
 
 
 def of_sampler(returned, questions=Q):
@@ -161,14 +162,41 @@ def of_sampler(returned, questions=Q):
 @pytest.mark.parametrize("parts", [
     {"tokens": torch.ones(N, T)}, {"tokens": torch.ones(Q, T).long()}, {"lengths": [1]},
     {"truncated": [1]}, {"logp": torch.zeros(N)}, {"mask": torch.ones(N, T)},
-    {"mask": torch.ones(N, 1).bool()}, {"tokens": RIGHT.tokens + 1}, {"tokens": RIGHT.tokens - 1},
-    {"tokens": torch.ones(N, 4).long(), "logp": torch.zeros(N, 4), "mask": torch.ones(N, 4).bool()},
+    {"mask": torch.ones(N, 1).bool()}, {"lengths": RIGHT.lengths.int()},
+    {"lengths": RIGHT.lengths[:, None]}, {"truncated": RIGHT.truncated.long()},
+    {"truncated": RIGHT.truncated.byte()}, {"logp": RIGHT.logp.bfloat16()},
+    {"tokens": torch.ones(N, 4).long(), "logp": torch.zeros(N, 4), "mask": torch.ones(N, 4).bool(),
+     "lengths": torch.full((N,), 4)},
 ], ids=str)  # fmt: skip
-def test_completions_of_another_shape_or_kind_and_unknown_tokens_are_refused(parts):
+def test_completions_of_another_shape_or_kind_are_refused(parts):
     assert of_sampler(RIGHT) is RIGHT
     of_sampler(Completions.none("cpu"), questions=0)
-    with pytest.raises(UserError, match="mine.py:Mine must return Completions: tokens .int64.*21"):
+    with pytest.raises(UserError, match="mine.py:Mine must return Completions: tokens .int64"):
         of_sampler(replace(RIGHT, **parts))
+
+
+@pytest.mark.parametrize("parts, problem", [
+    ({"tokens": RIGHT.tokens + 1}, "tokens .* 0 … 21"), ({"tokens": RIGHT.tokens - 1}, "tokens "),
+    ({"lengths": RIGHT.lengths + 1}, "lengths .* 1 … T"),
+    ({"lengths": RIGHT.lengths - T}, "lengths "),
+    # lengths of 1 beside a mask of all: the reward would judge empty texts
+    ({"lengths": RIGHT.lengths - 2}, "a mask that is True after"),
+    ({"mask": RIGHT.mask & SHORT}, "a mask that is False at the last token"),
+    ({"logp": RIGHT.logp.exp()}, "logp above 0"),
+], ids=str)  # fmt: skip
+def test_each_wrong_value_of_completions_is_named(parts, problem):
+    with pytest.raises(UserError, match=f"mine.py:Mine returned {problem}.*contract.py says"):
+        of_sampler(replace(RIGHT, **parts))
+
+
+@pytest.mark.parametrize("parts", [
+    {"logp": RIGHT.logp * torch.nan}, {"logp": RIGHT.logp * 0 + 1e-3},  # unknown; rounding
+    {"mask": RIGHT.mask & SHORT, "truncated": ~RIGHT.truncated},  # a tool wrote the last token
+    {"mask": RIGHT.mask & ~SHORT, "logp": torch.where(SHORT, 9.0, RIGHT.logp)},  # or the first ones
+    {"mask": RIGHT.mask & SHORT, "lengths": RIGHT.lengths - 1},
+], ids=str)  # fmt: skip
+def test_what_the_contract_allows_passes(parts):
+    of_sampler(replace(RIGHT, **parts))
 
 
 def test_a_class_that_is_no_sampler_is_refused(monkeypatch):
