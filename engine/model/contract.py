@@ -110,21 +110,16 @@ def check_sampler(sampler, name, vocabulary):
     """
 
     def fits(drawn, prompts, group_size, sampling, *others):
-        N = len(prompts) * group_size
-        T = drawn.tokens.shape[1]
-        kinds = {
-            "tokens": (torch.int64, (N, T)), "logp": (torch.float32, (N, T)),
-            "mask": (torch.bool, (N, T)), "lengths": (torch.int64, (N,)),
-            "truncated": (torch.bool, (N,)),
-        }
-        for field, kind in kinds.items():
-            tensor = getattr(drawn, field)
-            if (tensor.dtype, tensor.shape) != kind:
+        shape = len(prompts) * group_size, drawn.tokens.shape[1]  # (N, T)
+        right = Completions.none("cpu")
+        for field in ("tokens", "logp", "mask", "lengths", "truncated"):
+            tensor, like = getattr(drawn, field), getattr(right, field)
+            if tensor.dtype != like.dtype or tensor.shape != shape[: like.dim()]:
                 return False
         if problem := first_problem(drawn, vocabulary):
             raise UserError(f"{name} returned {problem}: engine/model/contract.py says what a "
                             "sampler returns.")
-        return T <= max(1, sampling.max_new_tokens)
+        return shape[1] <= max(1, sampling.max_new_tokens)
 
     sampler.sample = partial(
         call_own, sampler.sample, name,
@@ -140,14 +135,13 @@ def first_problem(drawn, vocabulary):
     truncated = drawn.truncated.to(tokens.device).unsqueeze(1)
     T = tokens.shape[1]
     place = torch.arange(T, device=tokens.device)
+    missing = ~mask & (place == lengths - 1) & ~truncated
     wrong = {
         # a GPU would stop with an error that does not tell the cause
         f"tokens (or padding) outside of 0 … {vocabulary - 1}":
             (tokens < 0) | (tokens >= vocabulary),
         "lengths outside of 1 … T": (lengths < 1) | (lengths > T),
-        "a mask that is True after the end of a completion": mask & (place >= lengths),
-        "a mask that is False at the last token of a completion that was not cut off":
-            ~mask & (place == lengths - 1) & ~truncated,
+        "a mask that does not end with its completion": mask & (place >= lengths) | missing,
         "logp above 0": mask & (drawn.logp > 0.01),  # less may be rounding
     }
     found = torch.stack([places.any() for places in wrong.values()]).tolist()  # here it waits

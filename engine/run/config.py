@@ -43,6 +43,9 @@ from tasks.table import task_of
 
 # what two runs do not share that are compared: how they prune, and where they are
 NOT_COMPARED = ("algorithm", "keep", "pruning_rate", "allocation", "output_dir", "resume", "recipe")
+# what an accuracy depends on: accuracies that were measured with others cannot be compared
+MEASURED_WITH = ("eval_dataset", "eval_questions", "rewards", "max_new_tokens", "stop",
+                 "system_prompt", "chat_template_kwargs")
 
 
 @dataclass
@@ -111,7 +114,7 @@ def algorithm_of(options):
     algorithm = own.checked(algorithm)
     if algorithm.over_all_devices:
         gathered = partial(ranks.over_all_groups, algorithm.advantages)
-        algorithm = replace(algorithm, advantages=gathered)
+        algorithm = replace(algorithm, advantages=gathered, over_all_devices=False)
     if algorithm.over_kept and algorithm.k < 2:
         raise UserError(f"{options.keep} keeps 1 completion of a question, which has nothing to be "
                         "compared with: lower --pruning_rate.")
@@ -197,8 +200,13 @@ def saved_options(chosen):
             f"({', '.join(sorted(other))}): finish it with that version, or start a new run.")
     fixed = ("model", "algorithm", "dataset", "columns", "group_size", "questions_per_step", "seed",
              "lora", "eval_every")
+    if saved["eval_dataset"] or saved["eval_every"]:
+        fixed += MEASURED_WITH
     for name in fixed:
-        if chosen.get(name, saved[name]) != saved[name]:
-            raise UserError(f"{run_dir} was started with --{name} {saved[name]}, not "
-                            f"{chosen[name]}: leave that out, or start a new run.")
+        was, now = saved[name], chosen.get(name, saved[name])
+        if name == "rewards":  # the first one says what is right
+            was, now = was[0], now[0]
+        if now != was:
+            raise UserError(f"{run_dir} was started with --{name} {was}, not {now}: leave that "
+                            "out, or start a new run.")
     return saved

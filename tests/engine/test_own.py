@@ -180,8 +180,8 @@ def test_completions_of_another_shape_or_kind_are_refused(parts):
     ({"lengths": RIGHT.lengths + 1}, "lengths .* 1 … T"),
     ({"lengths": RIGHT.lengths - T}, "lengths "),
     # lengths of 1 beside a mask of all: the reward would judge empty texts
-    ({"lengths": RIGHT.lengths - 2}, "a mask that is True after"),
-    ({"mask": RIGHT.mask & SHORT}, "a mask that is False at the last token"),
+    ({"lengths": RIGHT.lengths - 2}, "a mask that does not end"),
+    ({"mask": RIGHT.mask & SHORT}, "a mask that does not end"),
     ({"logp": RIGHT.logp.exp()}, "logp above 0"),
 ], ids=str)  # fmt: skip
 def test_each_wrong_value_of_completions_is_named(parts, problem):
