@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from textwrap import shorten
 from types import SimpleNamespace
 
 from algorithms import ALGORITHMS, KEEP, resolve, rule_name, usual_pruning_rate
@@ -208,7 +207,6 @@ def saved_options(chosen):
         if name == "rewards":  # the first one says what is right
             was, now = was[0], now[0]
         if now != was:
-            was, now = [shorten(str(value), 60, placeholder=" …") for value in (was, now)]
-            raise UserError(f"{run_dir} was started with --{name} {was}, not {now}: leave that "
-                            "out, or start a new run.")
+            raise UserError(f"{run_dir} was started with --{name} {was!s:.60}, not {now!s:.60}: "
+                            "leave that out, or start a new run.")
     return saved
