@@ -114,8 +114,10 @@ def check_sampler(sampler, name, vocabulary):
         right = Completions.none("cpu")
         for field in ("tokens", "logp", "mask", "lengths", "truncated"):
             tensor, like = getattr(drawn, field), getattr(right, field)
-            if tensor.dtype != like.dtype or tensor.shape != shape[: like.dim()]:
-                return False
+            kind, wanted = (tensor.dtype, tensor.shape), (like.dtype, shape[: like.dim()])
+            if kind != wanted:
+                raise UserError(f"{name} returned {field} of {kind[0]} and shape {tuple(kind[1])}, "
+                                f"not of {wanted[0]} and shape {wanted[1]}.")
         if problem := first_problem(drawn, vocabulary):
             raise UserError(f"{name} returned {problem}: engine/model/contract.py says what a "
                             "sampler returns.")
