@@ -288,7 +288,10 @@ ALGORITHMS = {
 def rule_name(rule):
     """The name of a rule of KEEP, or module:function of a row's own function."""
     function = getattr(rule, "func", rule)  # of a partial
-    return rule if isinstance(rule, str) else f"{function.__module__}:{function.__qualname__}"
+    if isinstance(rule, str):
+        return rule
+    name = getattr(function, "__qualname__", type(function).__name__)  # or of an object's class
+    return f"{function.__module__}:{name}"
 
 
 # --- the algorithm of a run ---

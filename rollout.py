@@ -17,6 +17,9 @@ def sample_and_score(
     questions, networks, algorithm, reward_functions, sampling, rng, clock, moment=FIRST, more=None
 ):
     """Steps 1 and 2 for this device's questions. Returns a Rollout. more: as for `train_step`."""
+    # engine/run/config.py does so for GDPO and Lite PPO
+    alone = ranks.world_size() == 1
+    assert alone or not algorithm.over_all_devices, "gather the groups: ranks.over_all_groups"
     sample_batch = partial(
         roll_out, networks=networks, algorithm=algorithm, reward_functions=reward_functions,
         sampling=sampling, rng=rng, clock=clock, moment=moment,

@@ -20,6 +20,8 @@ from family.ppo import value_loss
 from grpo import kl_k3
 
 LEAST_TOKENS = 256  # of a micro-batch. A device that cannot hold so many tokens is too small
+# a norm of a gradient that is 0 but for float32's rounding. AdamW's ε would stop it, too
+ROUNDING = 1e-7
 
 
 @dataclass
@@ -65,9 +67,9 @@ def update(networks, minibatches, algorithm, limits):
             break
         skipped.append(not all(map(math.isfinite, [stats["loss"], *norms])))
         for network, norm in zip(networks.learners, norms):
-            if norm == 0:
-                # the gradient is 0 because of the clip. A step would still move the weights, by
-                # AdamW's momentum
+            if norm < ROUNDING:
+                # the gradient is 0 because of the clip, or because completions cancel. A step
+                # would still move the weights, by AdamW's momentum
                 network.zero_grad()
         if not skipped[-1]:
             networks.step()

@@ -16,7 +16,8 @@ A loss takes, in the order and with the names below:
     sampled_logp     (N, T), log π_old as the sampler computed it; only if the row wants it
 
 It returns (loss, stats): a scalar that is a sum over these completions, because micro-batches and
-devices add up; and a dict of detached means under `weights`, for metrics.jsonl.
+devices add up; and a dict of detached means under `weights`, for metrics.jsonl. There a name that
+no loss of the project uses becomes own/NAME.
 """
 
 import sys

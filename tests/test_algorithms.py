@@ -24,6 +24,7 @@ from family.gfpo import retained_advantages
 from family.lite_ppo import batch_std_advantages
 from grpo import group_advantages
 from records import join
+from rollout import sample_and_score
 from tests.helpers.training import a_rollout
 
 
@@ -44,7 +45,7 @@ def chosen(k, rewards, lengths=None, name="cppo", **options):
 
 def by_rule(function):
     """What --keep makes of a function for two questions with four completions."""
-    rule = own_rule(function, "mine.py:rule")
+    rule = own_rule(function, "--keep mine.py:rule")
     return rule(a_rollout(torch.zeros(2, 4)), torch.zeros(2, 4), 2)
 
 
@@ -178,6 +179,9 @@ def test_the_advantages_of_a_run_are_those_of_the_groups_of_all_devices(name, mo
     expected = resolve(name).advantages(whole)
     torch.testing.assert_close(algorithm.advantages(first), expected[:1])
     assert bool(asked) == (name in ("gdpo", "lite_ppo"))
+    if asked:  # without a run's config nobody gathers, and each device would train on other numbers
+        with pytest.raises(AssertionError, match="gather the groups"):
+            sample_and_score([], None, resolve(name), [], None, None, None)
 
 
 def test_gfpos_adaptive_k_keeps_its_own_number_of_each_question():
@@ -233,11 +237,13 @@ def test_a_rule_cannot_change_the_rollout():
         return [0]
 
     rollout = a_rollout(torch.ones(2, 4))
-    own_rule(changes, "mine.py:rule")(rollout, advantages := torch.ones(2, 4), 2)
+    own_rule(changes, "--keep mine.py:rule")(rollout, advantages := torch.ones(2, 4), 2)
     assert rollout.rewards.all() and rollout.questions[0] and advantages.all()
 
 
-@pytest.mark.parametrize("rows, kept", [([5, 0, 3], [0, 3, 5]), ([], []), (torch.tensor([]), [])])
+@pytest.mark.parametrize("rows, kept", [
+    ([5, 0, 3], [0, 3, 5]), ([], []), (torch.tensor([]), []),
+    (torch.tensor([5, 0, 3], dtype=torch.int32), [0, 3, 5])])
 def test_the_rows_of_a_rule_come_in_order_and_may_be_none(rows, kept):
     found = by_rule(lambda rollout, advantages, k: rows)
     assert found.tolist() == kept and found.dtype == torch.int64
@@ -358,7 +364,7 @@ def test_one_advantage_for_a_whole_group_is_refused():
 
 def test_a_rule_may_return_the_advantages_of_its_rows():
     A = torch.tensor([[1.0, -1.0, 0.5, 0.0], [0.0, 2.0, -2.0, 0.5]])
-    rule = own_rule(lambda rollout, advantages, k: ([6, 0], [7.0, 9.0]), "mine.py:rule")
+    rule = own_rule(lambda rollout, advantages, k: ([6, 0], [7.0, 9.0]), "--keep mine.py:rule")
     rows, advantages = resolve("cppo", keep=rule, group_size=4).keep_completions(
         a_rollout(torch.zeros(2, 4)), A
     )

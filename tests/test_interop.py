@@ -20,6 +20,8 @@ from engine.base.errors import UserError
 from engine.model import networks
 from engine.model.contract import Completions
 from engine.model.loading import load_model
+from engine.model.sampler import until_first_stop
+from engine.model.writing import ends_in_texts
 from engine.run import checkpoint
 from train import main
 
@@ -140,6 +142,20 @@ def test_a_token_beyond_the_vocabulary_says_nothing():
     tokens, length, cut = torch.tensor([[19, 300, 20]]), torch.tensor([3]), torch.tensor([True])
     drawn = Completions(tokens, length, cut, torch.zeros(1, 3), torch.ones(1, 3).bool())
     assert drawn.texts(tokenizer) == [tokenizer.decode([19]) + tokenizer.decode([20])]
+
+
+def test_a_text_of_stop_is_found_in_a_text_that_the_tokenizer_would_clean_up():
+    """It makes "." of " .", but the rewards see the text as it was written."""
+    words = Tokenizer(models.WordLevel({"a": 0, " .": 1, " b": 2}, unk_token="a"))
+    words.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, clean_up_tokenization_spaces=True)
+    tokens = torch.tensor([[0, 1, 2]])
+    assert tokenizer.decode(tokens[0]) == "a. b"
+    ends = ends_in_texts(tokens, tokenizer, [" ."])
+    assert ends.tolist() == [[False, True, False]]
+    drawn = until_first_stop(tokens, torch.zeros(tokens.shape), ends, 0)
+    drawn.stop = [" ."]
+    assert drawn.texts(tokenizer) == ["a"]
 
 
 @pytest.mark.parametrize("message, tokens, eos", [

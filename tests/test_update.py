@@ -386,6 +386,18 @@ def test_if_the_clip_takes_the_policys_gradient_the_critics_update_leaves_the_po
     assert torch.equal(policy, expected) and bias > before
 
 
+def test_a_gradient_that_is_only_rounding_moves_nothing(six):
+    """Also not by what AdamW remembers of the first update."""
+    def weights(*sizes):
+        model, batch = copy.deepcopy(six[0]), six[1]
+        minibatches = [replace(batch, advantages=size * batch.advantages) for size in sizes]
+        stats = updated(model, adamw(model, 1e-3), minibatches, resolve("grpo", beta=0.0, mu=1))
+        return weights_of(model), stats["grad_norm"]
+
+    (whole, _), (after, mean), (other, _) = weights(1.0), weights(1.0, 1e-10), weights(1.0, 1e-4)
+    assert torch.equal(whole, after) and mean > 0 and not torch.equal(whole, other)
+
+
 @pytest.mark.parametrize("sharded, tries", [(False, 3), (True, 1)])
 def test_where_even_the_smallest_micro_batch_is_too_large_the_run_ends(
     six, monkeypatch, sharded, tries

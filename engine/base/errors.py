@@ -8,6 +8,7 @@ from textwrap import shorten
 
 import torch
 
+ENGINE = Path(__file__).resolve().parents[1]
 CANNOT_WRITE = {  # the number of an OSError: what it means to the user
     **dict.fromkeys(
         [errno.ENOSPC, errno.EDQUOT], "the disk is full, and nothing can be written: make room"),
@@ -43,6 +44,17 @@ def one_line(error):
     return f"{type(error).__name__}: {shorten(str(error), 300, placeholder=' …')}"
 
 
+def with_place(error):
+    """`one_line`, and the file and line of the user's own code that raised the error. If the own
+    code calls a library, it is the line of the call."""
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [f for f in frames if ENGINE not in Path(f.filename).resolve().parents]
+    if not outside:  # it could not even be called
+        return one_line(error)
+    last = [frame for frame in outside if frame.filename == outside[0].filename][-1]
+    return f"{one_line(error)} ({Path(last.filename).name}, line {last.lineno})"
+
+
 def call_own(function, name, wanted, fits, *arguments, **named):
     """function(*arguments, **named) of a function of the user's own. If it fails, or returns what
     does not fit, a UserError says what came, what is wanted, and where.
@@ -55,9 +67,7 @@ def call_own(function, name, wanted, fits, *arguments, **named):
     except (UserError, torch.OutOfMemoryError):
         raise
     except (Exception, SystemExit) as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(place.filename).name}, line {place.lineno}"
-        raise UserError(f"{name} failed: {one_line(error)} ({where}).") from error
+        raise UserError(f"{name} failed: {with_place(error)}.") from error
     try:
         good = fits(returned, *arguments, **named)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):

@@ -105,5 +105,9 @@ def own_function(word, option):
     module = own_module(path, option)
     function = getattr(module, name, None)
     if not callable(function):
-        raise UserError(f"{option}: {path} has no function '{name}': write {path}:FUNCTION.")
+        there = [known for known, value in vars(module).items()
+                 if getattr(value, "__module__", None) == module.__name__]
+        missing = f"{path} has no function '{name}': " if name else ""
+        raise UserError(f"{option}: {missing}write {path}:FUNCTION, with a function of the file "
+                        f"({', '.join(there)}).")
     return function

@@ -18,7 +18,8 @@ The project's sampler (sampler.py) keeps the contract. One of your own is a clas
         is added to them. sampling: a Sampling; temperature 0 takes the most likely token. `logp` is
         that of the sampled tokens at the temperature (at 1 if it is 0), before top_p and top_k.
         `mask` says which tokens the policy wrote: only these are trained on. What a tool wrote
-        takes room, too: a completion has at most sampling.max_new_tokens tokens. Every token,
+        takes room, too: a completion has at most sampling.max_new_tokens tokens. The last token of
+        one that is not `truncated` is the policy's. Every token,
         padding too, has an embedding in the policy. The same seed gives the same completions.
         places: the number of each prompt among those of all ranks; None: 0, 1, 2 …; two prompts
         with different numbers draw differently. A completion ends with the first token after which
@@ -38,7 +39,7 @@ from functools import partial
 
 import torch
 
-from engine.base.errors import call_own
+from engine.base.errors import UserError, call_own
 
 
 @dataclass(frozen=True)
@@ -101,32 +102,52 @@ class Completions:
 
 
 def check_sampler(sampler, name, vocabulary):
-    """Let what a sampler of the user's own returns be checked. vocabulary: how many tokens the
-    model has. At any other token a GPU would stop with an error that does not tell the cause.
+    """Let what a sampler of the user's own returns be checked, at each call. vocabulary: how many
+    tokens the model has.
 
-    To look at the tokens, the host waits for the GPU. It would do so next anyway, to read the
+    To look at the values, the host waits for the GPU once. It would do so next anyway, to read the
     completions.
     """
 
     def fits(drawn, prompts, group_size, sampling, *others):
-        tokens = drawn.tokens
-        N = len(prompts) * group_size
-        T = tokens.shape[1]
-        if tokens.dtype != torch.int64 or drawn.mask.dtype != torch.bool:
-            return False
-        for x in (tokens, drawn.logp, drawn.mask):
-            if x.shape != (N, T):
-                return False
-        if len(drawn.lengths) != N or len(drawn.truncated) != N:
-            return False
-        known = (tokens >= 0) & (tokens < vocabulary)
-        return T <= max(1, sampling.max_new_tokens) and known.all()
+        shape = len(prompts) * group_size, drawn.tokens.shape[1]  # (N, T)
+        right = Completions.none("cpu")
+        for field in ("tokens", "logp", "mask", "lengths", "truncated"):
+            tensor, like = getattr(drawn, field), getattr(right, field)
+            kind, wanted = (tensor.dtype, tensor.shape), (like.dtype, shape[: like.dim()])
+            if kind != wanted:
+                raise UserError(f"{name} returned {field} of {kind[0]} and shape {tuple(kind[1])}, "
+                                f"not of {wanted[0]} and shape {wanted[1]}.")
+        if problem := first_problem(drawn, vocabulary):
+            raise UserError(f"{name} returned {problem}: engine/model/contract.py says what a "
+                            "sampler returns.")
+        return shape[1] <= max(1, sampling.max_new_tokens)
 
     sampler.sample = partial(
         call_own, sampler.sample, name,
-        "Completions: tokens (int64), logp and mask (bool), each (N, T) for N = prompts × "
-        "group_size and T ≤ max_new_tokens, and lengths and truncated, each (N,). Each token, "
-        f"padding too, must be one of the model's, 0 to {vocabulary - 1}", fits)
+        "Completions: tokens (int64), logp (float32) and mask (bool), each (N, T) for N = prompts "
+        "× group_size and T ≤ max_new_tokens, and lengths (int64) and truncated (bool), each (N,)",
+        fits)
+
+
+def first_problem(drawn, vocabulary):
+    """What is wrong with the values of Completions, in words; None: nothing."""
+    tokens, mask = drawn.tokens, drawn.mask
+    lengths = drawn.lengths.to(tokens.device).unsqueeze(1)
+    truncated = drawn.truncated.to(tokens.device).unsqueeze(1)
+    T = tokens.shape[1]
+    place = torch.arange(T, device=tokens.device)
+    missing = ~mask & (place == lengths - 1) & ~truncated
+    wrong = {
+        # a GPU would stop with an error that does not tell the cause
+        f"tokens (or padding) outside of 0 … {vocabulary - 1}":
+            (tokens < 0) | (tokens >= vocabulary),
+        "lengths outside of 1 … T": (lengths < 1) | (lengths > T),
+        "a mask that does not end with its completion": mask & (place >= lengths) | missing,
+        "logp above 0": mask & (drawn.logp > 0.01),  # less may be rounding
+    }
+    found = torch.stack([places.any() for places in wrong.values()]).tolist()  # here it waits
+    return next((words for words, there in zip(wrong, found) if there), None)
 
 
 def before_stop(whole, stop, text):

@@ -72,7 +72,8 @@ def ends_in_texts(tokens, tokenizer, stop):
     ends = torch.zeros_like(tokens, dtype=torch.bool)
 
     def holds(count, row):
-        text = tokenizer.decode(row[:count])
+        # as Completions.texts: some tokenizers would make "." of " ."
+        text = tokenizer.decode(row[:count], clean_up_tokenization_spaces=False)
         return any(end in text for end in stop)
 
     for i, row in enumerate(tokens.tolist()):

@@ -131,10 +131,10 @@ def path_of(run_dir, step):
 
 def link_best(run_dir, best):
     """Let run_dir/best be the best checkpoint. Returns its path; None: there is none yet."""
+    link = Path(run_dir, BEST)
+    link.unlink(missing_ok=True)
     if best:
         path = path_of(run_dir, best["step"])
-        link = Path(run_dir, BEST)
-        link.unlink(missing_ok=True)
         link.symlink_to(path.name)
         return path
 
@@ -219,6 +219,10 @@ def resume(run_dir):
         raise UserError(f"nothing to resume: {run_dir} holds no checkpoint, or only damaged ones. "
                         "Start a new run, without --resume and in another folder.")
     state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    best = state.get("best")
+    if best and not path_of(run_dir, best["step"]).exists():  # a later one, now damaged, was better
+        notes.append(f"the best checkpoint, of step {best['step']}, is gone: best/ begins anew.")
+        state["best"] = {}
     if ranks.rank() == 0:
         link_best(run_dir, state.get("best"))  # a run that was killed may not have come to this
     return str(folder), state, notes

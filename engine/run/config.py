@@ -17,7 +17,17 @@ from engine.base import ranks
 from engine.base.errors import UserError, unknown
 from engine.base.files import known_or_own
 from engine.run import checks, folder, own
-from engine.run.command_line import check_limits, command, compose, flat, given, given_twice
+from engine.run.command_line import (
+    check_limits,
+    command,
+    compose,
+    flat,
+    given,
+    given_twice,
+    parser_of,
+    read,
+    words_from,
+)
 from engine.run.options import (
     ALGORITHM_OPTIONS,
     ROW_FIELDS,
@@ -35,6 +45,9 @@ from tasks.table import task_of
 NOT_COMPARED = ("algorithm", "keep", "pruning_rate", "allocation", "output_dir", "resume", "recipe")
 # what changes the time of both runs alike, or not at all
 SAME_PACE = {"seed", "epochs", "output_dir", "resume", "recipe"}
+# what an accuracy depends on: accuracies that were measured with others cannot be compared
+MEASURED_WITH = ("eval_dataset", "eval_questions", "rewards", "max_new_tokens", "stop",
+                 "system_prompt", "chat_template_kwargs")
 
 
 @dataclass
@@ -93,7 +106,7 @@ def algorithm_of(options):
     if keep == rule_name(ALGORITHMS[options.algorithm].keep):
         keep = None  # it is the row's own rule, which may be a function
     elif keep not in KEEP:
-        keep = own.own_rule(known_or_own(keep, KEEP, "rule", "--keep"), keep)
+        keep = own.own_rule(known_or_own(keep, KEEP, "rule", "--keep"), f"--keep {keep}")
     checks.check_algorithm(options)
     others = {name: getattr(options, name) for name in ALGORITHM_OPTIONS - {"keep"}}
     try:
@@ -103,7 +116,7 @@ def algorithm_of(options):
     algorithm = own.checked(algorithm)
     if algorithm.over_all_devices:
         gathered = partial(ranks.over_all_groups, algorithm.advantages)
-        algorithm = replace(algorithm, advantages=gathered)
+        algorithm = replace(algorithm, advantages=gathered, over_all_devices=False)
     if algorithm.over_kept and algorithm.k < 2:
         raise UserError(f"{options.keep} keeps 1 completion of a question, which has nothing to be "
                         "compared with: lower --pruning_rate.")
@@ -119,11 +132,9 @@ def algorithm_with(config, changed):
     if changed.get("beta") and not (config.row.beta or config.run.stop_kl):
         raise UserError("a schedule cannot raise beta above 0 in a run that has no reference: "
                         "start the run with a --beta above 0.")
-    try:
-        check_limits(Config, changed)
-    except TypeError:
-        raise UserError(f"a schedule cannot set {changed!r:.100}: a value is no number.") from None
-    return algorithm_of(SimpleNamespace(**flat(config) | changed))
+    values = read(parser_of(Config), words_from(changed), "the schedule: ")
+    check_limits(Config, values)
+    return algorithm_of(SimpleNamespace(**flat(config) | values))
 
 
 def config_of(chosen):
@@ -194,6 +205,8 @@ def open_run(argv):
         chosen = saved_options(chosen) | chosen
     config, algorithm = config_of(chosen)
     run = config.run
+    if config.row.keep not in KEEP:
+        own.try_rule(algorithm)
     plan = config.preview.plan
     trains = plan is None and not config.preview.check_rewards
     sharded = config.devices.shard == "full" and plan is None
@@ -225,8 +238,13 @@ def saved_options(chosen):
             f"({', '.join(sorted(other))}): finish it with that version, or start a new run.")
     fixed = ("model", "algorithm", "dataset", "columns", "group_size", "questions_per_step", "seed",
              "lora", "eval_every")
+    if saved["eval_dataset"] or saved["eval_every"]:
+        fixed += MEASURED_WITH
     for name in fixed:
-        if chosen.get(name, saved[name]) != saved[name]:
-            raise UserError(f"{run_dir} was started with --{name} {saved[name]}, not "
-                            f"{chosen[name]}: leave that out, or start a new run.")
+        was, now = saved[name], chosen.get(name, saved[name])
+        if name == "rewards":  # the first one says what is right
+            was, now = was[0], now[0]
+        if now != was:
+            raise UserError(f"{run_dir} was started with --{name} {was!s:.60}, not {now!s:.60}: "
+                            "leave that out, or start a new run.")
     return saved

@@ -15,6 +15,7 @@ functions.
         and the mean over the questions of all devices is logged.
 """
 
+import copy
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -47,7 +48,7 @@ class Hooks(NamedTuple):
         numbers = self.call(
             "curriculum", f"{count} numbers of questions, from 0 to {len(questions) - 1}",
             lambda numbers, *given: len(numbers) == count
-            and {*map(int, numbers)} <= {*range(len(questions))}, questions, past, count, rng)
+            and {*map(float, numbers)} <= {*range(len(questions))}, questions, past, count, rng)
         return ranks.from_first([int(number) for number in numbers])
 
     def measure(self, step):
@@ -59,7 +60,8 @@ class Hooks(NamedTuple):
         if questions:  # else there is nothing to measure
             returned = self.call(
                 "metrics", "{name: number}",
-                lambda found, step: len([*map(float, found.values())]) == len(found), step)
+                lambda found, step: len([*map(float, found.values())]) == len(found),
+                copy.deepcopy(step))  # what it changes in it changes no log
             numbers = {name: float(value) for name, value in returned.items()}
         of_each = {}
         for name, number in ranks.gather([*numbers.items()] * len(questions)):

@@ -6,37 +6,65 @@ gradient. So no check waits for a GPU.
 """
 
 import copy
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
-from engine.base.errors import call_own
+from engine.base import progress
+from engine.base.errors import UserError, call_own
 
-OURS = ("algorithms", "grpo", "family")  # where the project's advantages and losses are
+# where the project's advantages, losses and rules are
+OURS = ("algorithms", "grpo", "family", "cppo", "engine")
+STATS = ("kl", "clip_fraction", "ratio_mean", "ratio_max")  # of the project's losses
 
 
 def name_of_own(function):
-    """FILE.py:NAME of a function of the user's own, or of one in a partial; None: it is ours."""
+    """FILE.py:NAME of a function or callable object of the user's own, or of one in a partial;
+    None: it is ours."""
     function = getattr(function, "func", function)
-    if function.__module__.split(".")[0] in OURS:
+    module = str(function.__module__)
+    if module.split(".")[0] in OURS:
         return None
-    return f"{Path(function.__code__.co_filename).name}:{function.__qualname__}"
+    file = getattr(sys.modules.get(module), "__file__", module)
+    name = getattr(function, "__qualname__", type(function).__name__)
+    return f"{Path(file).name}:{name}"
 
 
 def checked(algorithm):
-    """An Algorithm whose advantages and loss are checked at each call, if they are the user's."""
-    advantages, loss = algorithm.advantages, algorithm.loss
+    """An Algorithm whose advantages, rule and loss are checked at each call, if they are the
+    user's."""
+    advantages, keep, loss = algorithm.advantages, algorithm.keep, algorithm.loss
     if name := name_of_own(advantages):
-        advantages = partial(
-            call_own, advantages, f"the advantages {name}",
-            "a tensor (Q, G) of finite floats, as rollout.total is", are_advantages)
+        advantages = partial(own_advantages, advantages, f"the advantages {name}")
+    if name := name_of_own(keep):
+        keep = own_rule(keep, f"the rule {name}")
     if name := name_of_own(loss):
-        loss = partial(
-            call_own, loss, f"the loss {name}",
-            "(loss, stats): a scalar that has a gradient, and a dict", is_loss)
-    return replace(algorithm, advantages=advantages, loss=loss)
+        loss = partial(own_loss, loss, f"the loss {name}")
+    return replace(algorithm, advantages=advantages, keep=keep, loss=loss)
+
+
+def try_rule(algorithm):
+    """Call a rule of the user's own on made-up completions: one that returns another kind of thing
+    is refused before any work. If the rule fails, that says nothing yet: these completions hold
+    less than those of a run."""
+    shape = algorithm.questions_per_step, algorithm.group_size
+    A = torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 4 - 2
+    made_up = SimpleNamespace(step=0, total=A, rewards=A[None], lengths=torch.ones_like(A))
+    try:
+        algorithm.keep(made_up, A, algorithm.k)
+    except UserError as error:
+        if not error.__cause__:
+            raise
+
+
+def own_advantages(function, name, rollout):
+    """Advantages of the user's own. They get a copy, as a rule does."""
+    wanted = "a tensor (Q, G) of finite floats, as rollout.total is"
+    return call_own(function, name, wanted, are_advantages, copy.deepcopy(rollout))
 
 
 def are_advantages(A, rollout):
@@ -45,28 +73,41 @@ def are_advantages(A, rollout):
     return A.is_floating_point() and A.isfinite().all()
 
 
+def own_loss(function, name, *given, **named):
+    """(loss, stats) of a loss of the user's own. A stat that no loss of the project has is called
+    own/NAME, so it replaces no metric."""
+    wanted = "(loss, stats): a scalar that has a gradient, and a dict of numbers"
+    loss, stats = call_own(function, name, wanted, is_loss, *given, **named)
+    return loss, {key if key in STATS else f"own/{key}": x for key, x in stats.items()}
+
+
 def is_loss(pair, *given, **named):
     loss, stats = pair
-    return loss.shape == () and loss.requires_grad and isinstance(stats, dict)
+    numbers = [torch.as_tensor(value).shape == () for value in stats.values()]
+    return loss.shape == () and loss.requires_grad and all(numbers)
 
 
 def own_rule(function, name):
     """A keep rule of the user's own.
 
     It gets copies: what it changes in them changes nothing in the step. name: of the rule, for the
-    messages.
+    messages. The first time that it keeps all completions or none, it says so.
     """
 
     def keep(rollout, advantages, k):
         n = advantages.numel()
         wanted = (
             f"rows of the batch, whole numbers from 0 to {n - 1} and each once, as "
-            "cppo.batch_rows makes them; or such rows and one finite advantage for each")
+            "cppo.batch_rows makes them (mask.nonzero().flatten() for a mask); or such rows and "
+            "one finite advantage for each")
         returned = call_own(
-            function, f"--keep {name}", wanted,
+            function, name, wanted,
             lambda rows, *given: are_rows(rows, n), copy.deepcopy(rollout), advantages.clone(), k)
         weighted = isinstance(returned, tuple)
         rows, order = torch.as_tensor(returned[0] if weighted else returned).cpu().long().sort()
+        if rollout.step and n and len(rows) in (0, n):
+            kept = "all" if len(rows) else "none"
+            progress.note_once(f"note: {name} has kept {kept} of the completions of a step.")
         if weighted:
             return rows, torch.as_tensor(returned[1]).to("cpu", torch.float32)[order]
         return rows
@@ -80,6 +121,7 @@ def are_rows(returned, n):
     pair = returned if isinstance(returned, tuple) else (returned, returned)
     rows, numbers = map(torch.as_tensor, pair)
     found = rows.tolist()
-    whole = rows.dtype == torch.int64 or not found  # for torch an empty list is float32
+    whole = not (rows.is_floating_point() or rows.dtype == torch.bool)
+    whole = whole or not found  # for torch an empty list is float32
     once = len(set(found)) == len(found) and set(found) <= set(range(n))
     return whole and once and numbers.shape == rows.shape and numbers.isfinite().all()

@@ -208,7 +208,9 @@ class Run:
     def evaluates(self):
         """Whether --eval_every asks for an evaluation after this step."""
         every = self.config.data.eval_every
-        return bool(every) and (self.state.step % every == 0 or self.finished)
+        if not every or self.went_too_far:  # that model is not kept, so it cannot be the best
+            return False
+        return self.state.step % every == 0 or self.finished
 
     def count_evaluation(self, scores):
         """Add an evaluation. Returns what the log says of it."""

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 import rewards
 from answers import after_thoughts, extract_answer, extract_code, last_number
-from engine.base.errors import UserError, one_line
+from engine.base.errors import UserError, with_place
 from engine.base.files import known_or_own
 from judges.mathematics import math_accuracy
 from judges.programs import code_accuracy, code_runs
@@ -70,11 +70,29 @@ def load_rewards(words, option="--rewards"):
 
 
 def check_signature(name, function):
-    """Refuse a reward of the user's own that does not take all columns."""
-    parameters = inspect.signature(function).parameters
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+    """Refuse a reward of the user's own that does not take all columns, or is async."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # some functions that are written in C do not say what they take
+        parameters = ()
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         raise UserError(f"{name} must take **columns, because it is given all columns of the data "
-                        f"set by name: def {function.__name__}(completions, **columns).")
+                        "set by name: def reward(completions, **columns).")
+    if any(map(inspect.iscoroutinefunction, [function, function.__call__])):
+        raise UserError(f"{name} is async, and nothing here awaits it: write a plain def, which "
+                        "may call asyncio.run.")
+
+
+def call_by_name(function, completions, columns):
+    """function(completions=…, **columns): all by name, as TRL's trainers do. A first parameter with
+    a name of its own is the completions; a positional-only one gets what has its name."""
+    parameters = inspect.signature(function).parameters
+    first, *others = parameters.values()
+    named = {**columns, "completions": completions}
+    if first.kind <= first.POSITIONAL_OR_KEYWORD and "completions" not in parameters:
+        named.setdefault(first.name, named["completions"])
+    by_position = [named.pop(p.name) for p in [first, *others] if p.kind == p.POSITIONAL_ONLY]
+    return function(*by_position, **named)
 
 
 def accuracy_reward(reward_functions, dataset, eval_dataset):
@@ -143,7 +161,7 @@ def limited(function, seconds):
         signal.setitimer(signal.ITIMER_REAL, limit, 1.0)
         begin = time.perf_counter()
         try:
-            values = function(completions, **columns)
+            values = call_by_name(function, completions, columns)
             each = max(each, 2 * (time.perf_counter() - begin) / max(1, len(completions)))
             return values
         finally:
@@ -211,7 +229,7 @@ def one_by_one(reward, texts, columns, first):
     if hung == 3 or failed == len(texts) > 1:
         raise UserError(
             f"the reward {reward.name} failed on {failed} of {len(values)} completions: "
-            f"{one_line(first)}. It is called with completions, a list of texts, and the columns "
+            f"{with_place(first)}. It is called with completions, a list of texts, and the columns "
             f"{', '.join(columns)}, by name, and must return a list of numbers.")
     return values
 
@@ -240,8 +258,8 @@ def score(reward_functions, texts, columns):
             values = [lowest if value is None else value for value in values]
             failures += failed
             tqdm.write(
-                f"the reward {reward.name} failed ({one_line(error)}) and was called again, for "
-                f"each completion by itself. It failed on {failed} of {len(texts)}, which get "
+                f"the reward {reward.name} failed: {with_place(error)}. It was called again, for "
+                f"each completion by itself, and failed on {failed} of {len(texts)}, which get "
                 f"the lowest value, {lowest:g}."
             )
         scores[reward.name] = torch.tensor(values, dtype=torch.float32)

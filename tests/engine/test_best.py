@@ -54,8 +54,26 @@ def test_the_earliest_of_the_best_checkpoints_survives_newer_ones_and_a_kill(
     for name in ("best", "checkpoint-000009"):
         assert tensors(whole / name) == tensors(killed / name)
     assert metrics_of(whole) == metrics_of(killed)
-    with pytest.raises(UserError, match="started with --eval_every 2, not 3"):
-        go_on(killed, "--eval_every 3")
+    for other in (
+        "eval_every 3", "eval_dataset toy_code", "eval_questions 3", "max_new_tokens 17",
+        "rewards number_accuracy", "stop ;", "system_prompt Think."):
+        with pytest.raises(UserError, match=f"started with --{other.split()[0]} .*, not .*: leave"):
+            go_on(killed, f"--{other}")
+
+
+def test_if_the_best_checkpoint_is_damaged_a_later_one_can_be_the_best(
+    small, tmp_path, monkeypatch, capsys
+):
+    """Step 3 says that step 2 is the best. Step 4 was better, so step 2 is gone."""
+    stop_after(4, monkeypatch)
+    run(small, tmp_path, BRIEF)
+    (tmp_path / "checkpoint-000004/model.safetensors").write_bytes(b"damaged")
+    for step in ACCURACY:
+        monkeypatch.setitem(ACCURACY, step, 0.05)
+    go_on(tmp_path)
+    assert "step 2, is gone: best/ begins anew" in "".join(capsys.readouterr())
+    assert (tmp_path / "best/model.safetensors").exists()
+    assert (tmp_path / "best").resolve().name == "checkpoint-000004"
 
 
 def test_a_best_model_that_cannot_be_saved_is_not_the_best(small, tmp_path, monkeypatch):

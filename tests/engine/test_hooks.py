@@ -41,7 +41,8 @@ def past_of(folder):
 
 @pytest.mark.parametrize("options, changed, name, value", [
     ({}, {"pruning_rate": 0.5}, "k", 8), ({}, {"keep": "random"}, "k", 4),
-    ({}, {"beta": 0.1}, "beta", 0.1), ({}, {"questions_per_step": 8}, "questions_per_step", 32),
+    ({}, {"beta": 0.1}, "beta", 0.1), ({"target_kl": 0.1}, {"target_kl": None}, "target_kl", None),
+    ({}, {"questions_per_step": 8}, "questions_per_step", 32),
     # the reference is there
     ({"algorithm": "dapo", "stop_kl": 0.5}, {"beta": 0.1}, "beta", 0.1),
 ])  # fmt: skip
@@ -56,6 +57,8 @@ def test_a_number_of_a_row_can_change(options, changed, name, value):
 @pytest.mark.parametrize("options, changed, sentence", [
     ({}, {"lr": 1.0}, "cannot change lr"), ({}, {"pruning_rate": 1.5}, "must lie in"),
     ({"algorithm": "dapo"}, {"beta": 0.1}, "has no reference"),
+    ({}, {"mu": 1.5}, "schedule: .*--mu.*1.5"), ({}, {"mu": torch.ones(2)}, "--mu.*tensor"),
+    ({}, {"importance_weights": "tokens"}, "--importance_weights.*tokens"),
 ])  # fmt: skip
 def test_a_schedule_is_checked_as_the_command_line_is(options, changed, sentence):
     config, _ = config_of(options)
@@ -126,6 +129,16 @@ def test_each_device_counts_by_its_questions(monkeypatch):
     assert hooks.measure(a_step(a_rollout(torch.zeros(1, 0, 2)))) == {"own/x": 6.0}
 
 
+def test_what_metrics_change_in_a_step_changes_no_log():
+    def metrics(step):
+        step.rollout.rewards.zero_(), step.metrics.clear()
+        return {}
+
+    step = Step({"loss": 1.0}, a_rollout([[1.0, 1.0]]), None, None, [])
+    Hooks("mine.py", metrics=metrics).measure(step)
+    assert step.rollout.rewards.all() and step.metrics == {"loss": 1.0}
+
+
 # --- a run that stops, and mistakes ---
 
 
@@ -159,6 +172,7 @@ def test_a_run_with_all_three_obeys_them_and_goes_on_exactly(small, tmp_path, mo
     ("def schedule(step, progress): return 0.5", "schedule must return .option: value."),
     ("def schedule(step, progress): 1 / 0", "schedule failed: ZeroDivisionError"),
     ("def curriculum(questions, past, count, rng): return [99] * count", "16 numbers of questions"),
+    ("def curriculum(*given): return [1.7] * 16", r"16 numbers of questions.*returned \[1.7"),
     ("def metrics(step): return {'x': 'y'}", "metrics must return .name: number."),
 ])  # fmt: skip
 def test_a_mistake_is_one_sentence(text, sentence, tmp_path):

@@ -12,10 +12,11 @@ import torch
 
 from algorithms import ALGORITHMS, resolve
 from engine.base.errors import UserError
+from engine.base.progress import note_once
 from engine.model import networks
 from engine.model.contract import Completions, Sampling, check_sampler
-from engine.run.config import config_of
-from engine.run.own import checked
+from engine.run.config import config_of, open_run
+from engine.run.own import checked, own_rule
 from examples import my_sampler
 from tests.helpers.training import a_rollout
 
@@ -46,15 +47,80 @@ LOSS = (torch.zeros((), requires_grad=True), {})
     ("loss", LOSS, [
         (LOSS[0], r"of shape \(\)"), ((torch.ones(3, requires_grad=True), {}), "a scalar"),
         ((torch.ones(()), {}), "has a gradient"), ((*LOSS, 1), "and a dict"),
-        ((LOSS[0], 1), "dict")]),
+        ((LOSS[0], 1), "dict"), ((LOSS[0], {"x": torch.ones(N)}), "dict of numbers"),
+        ((LOSS[0], {"x": "much"}), "dict of numbers"), ((LOSS[0], {"x": None}), "of numbers")]),
 ])  # fmt: skip
 def test_what_is_right_passes_and_each_mistake_is_one_sentence(name, right, wrong):
-    assert of_algorithm(name, right) is right
+    found = of_algorithm(name, right)
+    assert found is right or found == right
     fail = [(fails, r"failed: RuntimeError.*\(test_own.py, line \d+\)"), (sys.exit, "SystemExit")]
     for returned, said in wrong + fail:
         with pytest.raises(UserError, match=rf"the {name} test_own.py:\S*mine .*{said}") as error:
             of_algorithm(name, returned)
         assert "\n" not in str(error.value)
+
+
+def test_a_stat_of_a_users_loss_replaces_no_metric():
+    _, found = of_algorithm("loss", (LOSS[0], {"step": torch.ones(()), "entropy": 2, "kl": 3.0}))
+    assert found == {"own/step": 1, "own/entropy": 2, "kl": 3}
+
+
+def test_advantages_of_ones_own_change_nothing_in_the_rollout():
+    def mine(rollout):
+        rollout.rewards -= rollout.rewards.mean(2, keepdim=True)
+        return rollout.rewards[0]
+
+    rollout = a_rollout([[1.0, 0.0]])
+    A = checked(replace(resolve("grpo", group_size=2), advantages=mine)).advantages(rollout)
+    assert A.tolist() == [[0.5, -0.5]] and rollout.rewards.tolist() == [[[1.0, 0.0]]]
+
+
+class Plain:
+    """A callable object has no __code__ and no __qualname__."""
+
+    def __call__(self, *_, **__):
+        return None
+
+
+def test_an_object_may_be_a_part_and_its_mistakes_name_its_class(monkeypatch):
+    row = replace(ALGORITHMS["grpo"], advantages=Plain(), loss=Plain(), keep=Plain())
+    monkeypatch.setitem(ALGORITHMS, "mine", row)
+    _, algorithm = config_of({"algorithm": "mine"})
+    rollout = a_rollout(PLAIN)
+    for function, *given in [
+        (algorithm.advantages, rollout), (algorithm.loss,), (algorithm.keep, rollout, PLAIN, 1)]:
+        with pytest.raises(UserError, match="test_own.py:Plain must return"):
+            function(*given)
+    assert checked(replace(resolve("grpo"), loss=abs)).loss is not abs  # abs is written in C
+
+
+# --- a rule, before the run and in it ---
+
+RULES = """
+def mask(rollout, A, k): return A.abs().flatten() > 1
+def level(rollout, A, k): return [row["level"] for row in rollout.questions]
+def each(rollout, A, k): return range(A.numel())
+"""
+
+
+def test_a_rule_that_returns_something_else_is_refused_before_the_run(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(RULES)
+    wanted = r"--keep \S+:mask must return .* \(mask.nonzero\(\).flatten\(\) for a mask"
+    with pytest.raises(UserError, match=wanted):
+        open_run(["--keep", f"{tmp_path}/mine.py:mask"])
+    # what fails on made-up completions may need a column of the data, and nothing is told of them
+    for name in ("level", "each"):
+        open_run(["--keep", f"{tmp_path}/mine.py:{name}"])
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("rows, said", [
+    (range(8), "has kept all of"), ([], "has kept none of"), ([3], None)])
+def test_a_rule_that_keeps_all_or_none_is_told_once(rows, said, capsys):
+    note_once.cache_clear()
+    for _ in range(2):
+        own_rule(lambda *_: rows, "--keep mine.py:rule")(a_rollout(PLAIN), PLAIN, 1)
+    assert capsys.readouterr().out.count(f"note: --keep mine.py:rule {said}") == bool(said)
 
 
 @pytest.mark.parametrize("error", [UserError("a sentence"), torch.OutOfMemoryError()], ids=str)
@@ -81,8 +147,9 @@ def test_a_run_checks_what_is_the_users_and_nothing_of_ours(monkeypatch):
 
 
 RIGHT = Completions(
-    21 * torch.eye(N, T).long(), torch.ones(N).long(), torch.zeros(N).bool(), torch.zeros(N, T),
-    torch.ones(N, T).bool())
+    21 * torch.eye(N, T).long(), torch.full((N,), T), torch.zeros(N).bool(),
+    torch.full((N, T), -1.0), torch.ones(N, T).bool())
+SHORT = torch.arange(T) < 2
 
 
 def of_sampler(returned, questions=Q):
@@ -95,14 +162,43 @@ def of_sampler(returned, questions=Q):
 @pytest.mark.parametrize("parts", [
     {"tokens": torch.ones(N, T)}, {"tokens": torch.ones(Q, T).long()}, {"lengths": [1]},
     {"truncated": [1]}, {"logp": torch.zeros(N)}, {"mask": torch.ones(N, T)},
-    {"mask": torch.ones(N, 1).bool()}, {"tokens": RIGHT.tokens + 1}, {"tokens": RIGHT.tokens - 1},
-    {"tokens": torch.ones(N, 4).long(), "logp": torch.zeros(N, 4), "mask": torch.ones(N, 4).bool()},
+    {"mask": torch.ones(N, 1).bool()}, {"lengths": RIGHT.lengths.int()},
+    {"lengths": RIGHT.lengths[:, None]}, {"truncated": RIGHT.truncated.long()},
+    {"truncated": RIGHT.truncated.byte()}, {"logp": RIGHT.logp.bfloat16()},
+    {"tokens": torch.ones(N, 4).long(), "logp": torch.zeros(N, 4), "mask": torch.ones(N, 4).bool(),
+     "lengths": torch.full((N,), 4)},
 ], ids=str)  # fmt: skip
-def test_completions_of_another_shape_or_kind_and_unknown_tokens_are_refused(parts):
+def test_completions_of_another_shape_or_kind_are_refused(parts):
     assert of_sampler(RIGHT) is RIGHT
     of_sampler(Completions.none("cpu"), questions=0)
-    with pytest.raises(UserError, match="mine.py:Mine must return Completions: tokens .int64.*21"):
+    [name, *_] = parts
+    wanted = f"Mine (must return Completions: tokens .int64|returned {name} of .* not of torch)"
+    with pytest.raises(UserError, match=wanted):
         of_sampler(replace(RIGHT, **parts))
+
+
+@pytest.mark.parametrize("parts, problem", [
+    ({"tokens": RIGHT.tokens + 1}, "tokens .* 0 … 21"), ({"tokens": RIGHT.tokens - 1}, "tokens "),
+    ({"lengths": RIGHT.lengths + 1}, "lengths .* 1 … T"),
+    ({"lengths": RIGHT.lengths - T}, "lengths "),
+    # lengths of 1 beside a mask of all: the reward would judge empty texts
+    ({"lengths": RIGHT.lengths - 2}, "a mask that does not end"),
+    ({"mask": RIGHT.mask & SHORT}, "a mask that does not end"),
+    ({"logp": RIGHT.logp.exp()}, "logp above 0"),
+], ids=str)  # fmt: skip
+def test_each_wrong_value_of_completions_is_named(parts, problem):
+    with pytest.raises(UserError, match=f"mine.py:Mine returned {problem}.*contract.py says"):
+        of_sampler(replace(RIGHT, **parts))
+
+
+@pytest.mark.parametrize("parts", [
+    {"logp": RIGHT.logp * torch.nan}, {"logp": RIGHT.logp * 0 + 1e-3},  # unknown; rounding
+    {"mask": RIGHT.mask & SHORT, "truncated": ~RIGHT.truncated},  # a tool wrote the last token
+    {"mask": RIGHT.mask & ~SHORT, "logp": torch.where(SHORT, 9.0, RIGHT.logp)},  # or the first ones
+    {"mask": RIGHT.mask & SHORT, "lengths": RIGHT.lengths - 1},
+], ids=str)  # fmt: skip
+def test_what_the_contract_allows_passes(parts):
+    of_sampler(replace(RIGHT, **parts))
 
 
 def test_a_class_that_is_no_sampler_is_refused(monkeypatch):

@@ -83,18 +83,21 @@ def test_rewards_are_named_with_or_without_a_weight(mine):
 
 @pytest.mark.parametrize("words, named", [
     ("gsm9k", "gsm9k"), ("format_reward:nan", "format_reward:nan"),
-    ("mine.py", "mine.py:FUNCTION"),
-    ("mine.py:long", "no function .long.: write mine.py:FUNCTION"),
+    ("mine.py", "write mine.py:FUNCTION, .*.Length, short, picky, nan, inf."),
+    ("mine.py:long", "no function .long.: write mine.py:FUNCTION, .*.Length, short, picky"),
     ("format_reward format_reward:2", "format_reward:2"), ("own.py:overlong", "overlong"),
     ("missing.py:f", "missing.py.*nothing_of_that_name"),  # it cannot be imported
-    ("verl.py:f", r"must take \*\*columns"),
+    ("verl.py:f", r"must take \*\*columns"), ("verl.py:g", r"must take \*\*columns"),
+    ("verl.py:h", r"must take \*\*columns"), ("verl.py:waits", "async, .* a plain def"),
 ])
 def test_a_reward_that_there_is_not_is_one_sentence(mine, words, named, monkeypatch):
     monkeypatch.chdir(Path(mine).parent)
     for name, code in {
         "own": "def overlong(completions, **columns): pass",
         "missing": "import nothing_of_that_name",
-        "verl": "def f(data_source, solution_str, ground_truth): return 0.0",
+        "verl": "def f(data_source, solution_str, ground_truth): return 0.0\n"
+        "g = type('G', (), {'__call__': lambda self, completions: [0.0]})()\nh = max\n"
+        "async def waits(completions, **columns): return [0.0]",
     }.items():
         Path(f"{name}.py").write_text(code)
     with pytest.raises(UserError, match=f"^--rewards[^\n]*{named}[^\n]*$"):
@@ -175,6 +178,26 @@ def test_a_reward_sees_all_columns_by_name_and_cannot_change_what_another_one_se
     assert texts == ["a", "bcd"] and columns["level"] == [3, 4]  # those of the data set
 
 
+@pytest.mark.parametrize("written", [
+    "prompts, completions, **kwargs", "completions, **kwargs", "*, completions, **kwargs",
+    "prompts, completions, /, **kwargs", "completions, /, **kwargs", "*args, completions, **kwargs",
+    "answer, completions, prompts=None, **kwargs", "texts, **kwargs", "texts, /, answer, **kwargs",
+    "**kwargs", "scale=2, *, completions, **kwargs", "answer, **kwargs",
+])
+def test_a_users_reward_takes_its_arguments_in_any_order(written, tmp_path):
+    """The first form is the first one of TRL's documentation."""
+    texts = "texts" if "texts" in written else "known['completions']"
+    (tmp_path / "mine.py").write_text(f"""
+def lens({written}):
+    known = locals() | kwargs
+    assert known["answer"] == ["3", "4"] and known["prompts"] == ["1", "2"]
+    return [len(text) for text in {texts}]
+""")
+    [reward] = load_rewards([f"{tmp_path}/mine.py:lens"])
+    values, failures = score([reward], ["a", "bcd"], {"question": ["1", "2"], "answer": ["3", "4"]})
+    assert values["lens"].tolist() == [1, 3] and failures == 0
+
+
 # --- a reward that fails ---
 
 
@@ -189,7 +212,7 @@ def test_to_crash_the_reward_pays_no_more_than_a_wrong_answer(values, lowest, cr
 
     found = judged(crashes, "0", "crash", "1", "2", answer=list("abcd"))
     assert found == ([values[0], lowest, *values[1:]], 1)
-    assert "the reward crashes failed" in capsys.readouterr().out
+    assert "the reward crashes failed: " in capsys.readouterr().out
     # one completion that fails alone does not end the run
     assert judged(crashes, "crash") == ([0.0], 1)
 
@@ -203,8 +226,8 @@ def test_without_a_completion_no_reward_is_called(capsys):
 def test_it_is_told_before_anything_is_sampled(small, mine, tmp_path, monkeypatch):
     for place in ("train.examine", "train.sample_and_score"):
         monkeypatch.setattr(place, lambda *_, **__: pytest.fail("it came this far"))
-    Path(mine).write_text("def f(completions, **columns): return [c[0]['content']]\n")
-    with pytest.raises(UserError, match="the reward f failed on 5 of 5 "):
+    Path(mine).write_text("def f(completions, **columns): return [*map(int, completions)]\n")
+    with pytest.raises(UserError, match=r"f failed on 5 of 5 .*: Value.* \(mine.py, line 1\)\. It"):
         go(small, tmp_path / "run", "--rewards", "toy_accuracy", f"{mine}:f")
 
 
@@ -260,7 +283,9 @@ def test_completions_on_which_a_reward_hangs_get_the_lowest_value_and_it_says_so
     handler = signal.getsignal(signal.SIGALRM)
     assert stuck(ignores)("x") == [0.0]  # what swallows the alarm is interrupted again
     assert judged(stuck(tries), "a", "xx", "abc", "x") == ([1.0, 0.0, 1.0, 0.0], 2)
-    assert time.monotonic() - start < 20 and "longer than 0.2 s" in capsys.readouterr().out
+    assert time.monotonic() - start < 20
+    said = capsys.readouterr().out  # it names the user's line, not that of the alarm
+    assert re.search(r"failed: Hung: .* than 0.2 s.* \(test_scoring.py, line \d+\)\. It was", said)
     assert signal.getsignal(signal.SIGALRM) == handler
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 

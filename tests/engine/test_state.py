@@ -71,6 +71,14 @@ def test_stop_kl_compares_the_mean_of_four_steps(a_run, kls, expected):
     assert a_run.went_too_far is expected
 
 
+def test_a_model_that_went_too_far_is_not_evaluated_for_it_is_not_kept(a_run):
+    a_run.config.data.eval_every = 1
+    a_run.state.recent_kl = [0.4, 0.4, 0.4, 0.9]
+    assert a_run.evaluates
+    a_run.config.run.stop_kl = 0.5
+    assert not a_run.evaluates
+
+
 @pytest.mark.parametrize("last, position, rises", [
     (3.6e-6, 20, True), (1.0, 20, False), (3.6e-6, 2, False),  # it warms up
 ])
