@@ -168,6 +168,7 @@ KEEP = {
     "efficiency": partial(  # the most reward per token
         keep_smallest, metric=lambda rollout: -token_efficiency(rollout.total, rollout.lengths)),
 }
+FILTER = "shortest"  # GFPO's usual rule, in whose place a metric of one's own may come
 # GFPO's and PODS's rules: the advantages take the mean and the std over the kept completions
 OVER_KEPT = ("shortest", "efficiency", "max_variance")
 
@@ -370,8 +371,9 @@ def resolve(
     if not row.critic:  # PPO's β is in its rewards
         numbers["beta"] = row.beta
     row = replace(row, keep=KEEP.get(rule, rule), loss=partial(row.loss, **numbers))
+    filters = getattr(row.keep, "func", None) is keep_smallest
     return Algorithm(
-        **vars(row), name=name, k=k, questions_per_step=B, over_kept=rule in OVER_KEPT,
+        **vars(row), name=name, k=k, questions_per_step=B, over_kept=filters or rule in OVER_KEPT,
         target_kl=target_kl, importance_weights=CORRECTIONS.get(importance_weights),
         shortest_prefix=shortest_prefix, overlong_cache=overlong_cache,
         mask_truncated=mask_truncated)

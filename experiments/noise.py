@@ -1,6 +1,6 @@
 """A judge that errs: what it takes from PPO, GRPO and CPPO.
 
-    python experiments/noise.py         60 runs, an hour on one core
+    python experiments/noise.py         75 runs, an hour on one core
 
 Writes noise.json, noise.md and noise.png. Finished runs are kept under runs/noise/: after an
 interruption the same command goes on. results/noise_plan.md says what is asked, what is run and
@@ -31,6 +31,9 @@ JUDGE = Path(__file__).parent / "library/noisy_judge.py"
 METHODS = {
     "GRPO": {"algorithm": "grpo"},
     "CPPO, P=0.875": {"algorithm": "cppo", "pruning_rate": 0.875, "allocation": False},
+    # added after the runs of the others: is it the choice?
+    "random, P=0.875": {"algorithm": "cppo", "pruning_rate": 0.875, "allocation": False,
+                        "keep": "random"},
     "PPO": {"algorithm": "ppo"},
     "PPO, slower critic": {"algorithm": "ppo"},
 }

@@ -16,13 +16,14 @@ from engine.base import files
 from engine.base.errors import UserError
 from engine.model.contract import Sampling
 from engine.model.sampler import Sampler
+from engine.run.config import config_of
 from examples import my_sampler
 from examples.my_algorithm import by_length
 from examples.my_loss import dual_clip_loss, with_entropy
 from examples.my_reward import brevity, shows_steps
 from examples.my_rule import group_length, per_token
 from experiments.library import toy_model
-from tests.helpers.training import completion_logprobs, completions, one_step, updated
+from tests.helpers.training import a_rollout, completion_logprobs, completions, one_step, updated
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -36,6 +37,31 @@ def test_rules_of_ones_own():
     rows, own = group_length(rollout, advantages, 2)
     # A |o| / 4; and / 2
     assert rows.tolist() == [0, 1, 4, 5] and own.tolist() == pytest.approx([0.5, -4, 0.45, -0.4])
+
+
+@pytest.mark.parametrize("name", ["gfpo", "gfpo_adaptive"])
+def test_a_metric_of_ones_own_is_gfpos_filter(name):
+    """The shortest with the form are kept, and only they are compared with each other."""
+    _, algorithm = config_of({
+        "algorithm": name, "keep": str(ROOT / "examples/my_rule.py:short_and_formed"),
+        "group_size": 8})
+    formed = "<think>1+1=2;</think>\n<answer>2</answer>"
+    texts = [formed, "<answer>2</answer>"] * 4
+    rewards = torch.tensor([[1.0, 1, 0, 0, 1, 0, 0, 0]])
+    rollout = a_rollout(rewards, torch.tensor([[9, 1, 7, 2, 5, 3, 8, 4]]), texts=texts)
+    rows, advantages = algorithm.keep_completions(rollout, torch.zeros(1, 8))
+    kept = [0, 2, 4, 6] if name == "gfpo" else [*range(8)]  # no history yet: the largest k
+    assert rows.tolist() == kept
+    A = advantages[0, kept]
+    assert abs(A.mean()) < 1e-6 and A.std(correction=0) == pytest.approx(1, rel=1e-3)
+    assert (A > 0).tolist() == [rewards[0, i] > 0 for i in kept]
+
+
+def test_a_metric_of_another_shape_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text("def mine(rollout):\n    return rollout.lengths[0]\n")
+    _, algorithm = config_of({"algorithm": "gfpo", "keep": f"{tmp_path}/mine.py:mine"})
+    with pytest.raises(UserError, match=r"mine.py:mine .*\(Q, G\)"):
+        algorithm.keep_completions(a_rollout(torch.zeros(2, 16)), torch.zeros(2, 16))
 
 
 def test_rewards_of_ones_own_pay_for_a_calculation_and_for_brevity():

@@ -2,7 +2,7 @@
 
 import os
 
-from algorithms import ALGORITHMS, OVER_KEPT, Row, rule_name
+from algorithms import ALGORITHMS, FILTER, KEEP, OVER_KEPT, Row, rule_name
 from engine.base.errors import UserError
 from engine.data.rows import check_columns, check_dataset
 from engine.model.folders import adapters_in, resolve_model
@@ -52,7 +52,8 @@ def check_algorithm(o):
         raise UserError(f"--importance_weights {o.importance_weights} needs the whole completion: "
                         "leave out --shortest_prefix, or take a token_ correction.")
     other_kind = usual != "all" and (keep in OVER_KEPT) != (usual in OVER_KEPT)
-    if other_kind or row.ks and keep == "max_variance":
+    own_metric = usual == FILTER and keep not in KEEP
+    if other_kind and not own_metric or row.ks and keep == "max_variance":
         raise UserError(
             f"{name} keeps completions by {usual}: it cannot be combined with --keep {keep}.")
     if o.pruning_rate and keep == "all":

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from algorithms import ALGORITHMS, KEEP, resolve, rule_name, usual_pruning_rate
+from algorithms import ALGORITHMS, FILTER, KEEP, resolve, rule_name, usual_pruning_rate
 from engine.base import ranks
 from engine.base.errors import UserError, unknown
 from engine.base.files import known_or_own
@@ -106,7 +106,10 @@ def algorithm_of(options):
     if keep == rule_name(ALGORITHMS[options.algorithm].keep):
         keep = None  # it is the row's own rule, which may be a function
     elif keep not in KEEP:
-        keep = own.own_rule(known_or_own(keep, KEEP, "rule", "--keep"), f"--keep {keep}")
+        function = known_or_own(keep, KEEP, "rule", "--keep")
+        # GFPO keeps the smallest of a metric, others ask a rule
+        made_of = own.own_filter if ALGORITHMS[options.algorithm].keep == FILTER else own.own_rule
+        keep = made_of(function, f"--keep {keep}")
     checks.check_algorithm(options)
     others = {name: getattr(options, name) for name in ALGORITHM_OPTIONS - {"keep"}}
     try:

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import torch
 
+from algorithms import keep_smallest
 from engine.base import progress
 from engine.base.errors import UserError, call_own
 
@@ -53,7 +54,9 @@ def try_rule(algorithm):
     less than those of a run."""
     shape = algorithm.questions_per_step, algorithm.group_size
     A = torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 4 - 2
-    made_up = SimpleNamespace(step=0, total=A, rewards=A[None], lengths=torch.ones_like(A))
+    made_up = SimpleNamespace(
+        step=0, total=A, rewards=A[None], lengths=torch.ones_like(A),
+        trainable=torch.ones(shape, dtype=torch.bool))
     try:
         algorithm.keep(made_up, A, algorithm.k)
     except UserError as error:
@@ -113,6 +116,20 @@ def own_rule(function, name):
         return rows
 
     return keep
+
+
+def own_filter(function, name):
+    """GFPO's rule with a metric of the user's own, rollout → (Q, G): the smallest are kept."""
+
+    wanted = "a tensor (Q, G) of finite numbers, of which the smallest are kept"
+
+    def is_metric(values, rollout):
+        return values.shape == rollout.rewards.shape[1:] and values.isfinite().all()
+
+    def metric(rollout):
+        return call_own(function, name, wanted, is_metric, copy.deepcopy(rollout))
+
+    return partial(keep_smallest, metric=metric)
 
 
 def are_rows(returned, n):

@@ -19,7 +19,7 @@ BRIEF = ("--questions_per_step 1 --group_size 4 --algorithm grpo --max_new_token
 
 @pytest.fixture(autouse=True)
 def known_accuracy(monkeypatch):
-    def evaluate(run, label, questions, samples=1):
+    def evaluate(run, label, questions, samples=1, path=None):
         if samples:
             return {}
         assert len(questions) == HELD_OUT
