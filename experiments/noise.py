@@ -97,6 +97,8 @@ def page(result):
                   lambda noise, method: cell(lost(rows, method, noise), ".3f"))
     kept = grid("wrong verdicts of CPPO", JUDGES, WRONG, lambda noise, share: cell(
         rows[f"CPPO, P=0.875, {noise}"][share], ".3f"))
+    drawn = grid("of a random choice", JUDGES, WRONG, lambda noise, share: cell(
+        rows[f"random, P=0.875, {noise}"][share], ".3f"))
     return f"""{heading("A judge that errs", result)}
 [The plan, written before the runs](noise_plan.md). Mean ± standard deviation of 3 seeds. The base \
 has {rows["GRPO, 0 %"]["base"]["mean"]:.3f} on held-out questions.
@@ -124,23 +126,37 @@ The deepest fall below an earlier value (means of {WINDOW} steps):
 ## Does CPPO keep the wrong verdicts? Their share
 
 {kept}
+
+{drawn}
 """
 
 
 def picture(result, folder):
-    """Left: what each method learns. Right: which verdicts CPPO keeps."""
-    figure, (left, right) = panels(2)
+    """What each method learns; which verdicts CPPO keeps; and the curves without noise."""
+    figure, (left, middle, right) = panels(3, width=19.0)
     rows = by_name(result["rows"])
     learned = {method: across([rows[f"{method}, {rate}"]["sampled"] for rate in RATES])
                for method in METHODS}
     kept = {f"CPPO, {share}": across([rows[f"CPPO, P=0.875, {rate}"][share] for rate in RATES])
             for share in WRONG}
-    ticks = {"xticks": range(len(RATES)), "xticklabels": RATES}
-    curves(left, learned, marker="o", title="What is learned from a judge that errs", **ticks,
-           xlabel="verdicts turned round", ylabel="true accuracy, sampled, held-out", ylim=(0, 1))
-    curves(right, kept, marker="o", title="The share of wrong verdicts in CPPO's update", **ticks,
-           xlabel="verdicts turned round", ylabel="share of wrong verdicts", ylim=(0, None))
+    steps = {method: smoothed(rows[f"{method}, 0 %"]["accuracy"]) for method in ("GRPO", "PPO")}
+    ticks = {"xticks": range(len(RATES)), "xticklabels": RATES, "xlabel": "verdicts turned round"}
+    curves(left, learned, marker="o", title="If verdicts are wrong, CPPO fails first", **ticks,
+           ylabel="true accuracy, sampled, held-out", ylim=(0, 1))
+    curves(middle, kept, marker="o", title="CPPO keeps the wrong verdicts", **ticks,
+           ylabel="share of wrong verdicts", ylim=(0, None))
+    curves(right, steps, title="Without noise: PPO starts later, with its critic", xlabel="step",
+           ylabel=f"accuracy of the samples, mean of {WINDOW} steps", ylim=(0, 1))
     save(figure, folder / "noise.png", BAND)
+
+
+def smoothed(of_seeds):
+    """The curve of each seed, as means of WINDOW steps."""
+    found = []
+    for accuracy in of_seeds:
+        ends = range(WINDOW, len(accuracy) + 1)
+        found.append([(end, fmean(accuracy[end - WINDOW : end])) for end in ends])
+    return found
 
 
 def main(argv):

@@ -14,12 +14,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
 
 from engine.run.command_line import option, parse, run_program
-from experiments import judge, learning, reproduce
+from experiments import judge, learning, noise, reproduce
 from experiments.library.study import RESULTS, draw
 
 STORED = Path(__file__).parents[1] / "results"
 STUDIES = {reproduce.stem_of(name): reproduce for name in reproduce.TABLES}
-STUDIES |= {"judge": judge, "learning_cpu": learning}
+STUDIES |= {"judge": judge, "learning_cpu": learning, "noise": noise}
 
 
 @dataclass
