@@ -28,7 +28,7 @@ class Logs:
     Only the first rank writes and prints.
 
     The evaluation before training has three examples. The table shows the answers to the first of
-    them that was answered wrong, if answers are short.
+    them that was answered wrong, if answers are short; else the end of a sampled answer.
     ask(i) → the model's greedy answer to test question i, a record; every rank asks.
     """
 
@@ -49,6 +49,7 @@ class Logs:
             files.append(self.folder / "metrics.jsonl", metrics)
             sample = first_group(of_step, self.tokenizer)
             files.append(self.folder / "samples.jsonl", {"step": step} | sample)
+            self.sampled = "" if self.example else in_words(sample["completions"][0])
 
     def show(self, run, metrics):
         """Print a line of the table after the steps 1, 2, 4, 8, … and after the last one: the means
@@ -62,7 +63,7 @@ class Logs:
                 rows = files.read(self.folder / "metrics.jsonl")[start:step]
                 means = {name: mean([row[name] for row in rows]) for name in (measure, "length")}
                 steps = f"{start + 1}–{step}" if step > start + 1 else step
-                show_line(steps, means, answer, measure=measure)
+                show_line(steps, means, answer, self.sampled, measure)
         if "eval_length" in metrics:
             best = ", the best so far" if run.better else ""
             scores = {name: metrics[f"eval_{name}"] for name in (measure, "length")}
@@ -155,9 +156,15 @@ def show_step(bar, run, metrics):
     bar.update()
 
 
+def in_words(completion):
+    """The reward of a sampled completion, and how it ends."""
+    text = " ".join(completion["completion"].split())
+    return f"  reward {completion['reward']:.3g}: …{text[-60:]}"
+
+
 def begin_table(before, example, measure):
     """Print the head of the table, and the line of the evaluation before training."""
-    text = ""
+    text = "  a sampled answer ends with"
     if example:
         gold = "right" if measure == "accuracy" else "answer"
         answer = example["answer"].split()[-1]
