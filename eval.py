@@ -32,7 +32,7 @@ from engine.model.networks import make_sampler, uses_ours
 from engine.model.sampler import Sampler
 from engine.run.command_line import compose, given, given_twice, option, run_program
 from engine.run.folder import as_in_the_run, rows_for_eval
-from engine.scoring.gold_answers import right_alone
+from engine.scoring.gold_answers import notes_on_lost, right_alone
 from engine.scoring.score import Reward, is_grade, is_own, load_rewards, read, reward_columns, score
 from scores import summarize, verdict
 from tasks.table import TASKS, base_model, task_of
@@ -326,6 +326,8 @@ def evaluate_benchmark(benchmark, rows, asked, config, source, model, tokenizer,
     questions, notes = with_prompts(
         rows, benchmark, tokenizer, system_prompt=config.system_prompt, max_prompt_tokens=room,
         template_options=config.chat_template_kwargs or {}, is_right=partial(right_alone, reward))
+    if benchmark not in TASKS:
+        notes += notes_on_lost(reward, questions)
     sampling = Sampling(
         config.max_new_tokens, config.temperature, config.top_p, config.top_k, config.stop)
     setting = setting_of(config, source, benchmark, questions, sampling, model.dtype)

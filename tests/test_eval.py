@@ -14,6 +14,7 @@ from engine.model.contract import Sampling
 from engine.model.sampler import Sampler
 from tasks.table import SYSTEM_PROMPT
 from tests.engine.test_ranks import torchrun
+from tests.helpers.runs import written
 
 ROOT = Path(__file__).parent.parent
 
@@ -129,6 +130,14 @@ def test_each_number_is_said_in_words_with_its_interval(small, tmp_path, capsys)
         line = f"  {start:8} {scores[part][name]:.3f}  [{low:.3f}, {high:.3f}]  "
         assert line in shown
     assert max(map(len, shown.splitlines()[:-1])) <= 100  # the last one names the files
+
+
+def test_gold_answers_that_the_judge_cannot_pay_are_told(small, tmp_path, capsys):
+    """As in train.py: a file of MATH, judged by the reward of GSM8K."""
+    rows = [{"problem": "?", "answer": answer} for answer in ("\\\\sqrt{x}", "4")]
+    data = written(tmp_path / "mine.jsonl", rows)
+    evaluation.main(["--model", str(small), "--benchmark", str(data), "--max_new_tokens", "2"])
+    assert "note: 1 of the 2 gold answers that were judged cannot be won" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words, message", [

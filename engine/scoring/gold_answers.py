@@ -25,16 +25,20 @@ def notes_on_gold_answers(reward_functions, questions, numbers):
     first = questions.first()
     texts = [form.format(gold_answer(first["answer"])) for form in FORMS]
     score(reward_functions, texts, reward_columns([first], len(texts)))
-    rows = questions.complete(numbers[:LOOKED_AT])
+    return notes_on_lost(reward_functions[0], [*questions.complete(numbers[:LOOKED_AT]).values()])
+
+
+def notes_on_lost(reward, rows):
+    """[a sentence], if this reward can pay no completion for some of the rows."""
+    rows = rows[:LOOKED_AT]
     lost = []
-    for number, won in zip(rows, winnable(reward_functions[0], [*rows.values()])):
+    for row, won in zip(rows, winnable(reward, rows)):
         if not won:
-            row = rows[number]
             lost.append(f"{row['question']!r:.40}: {row['answer']!r:.60}")
     if not lost:
         return []
     return [f"{len(lost)} of the {len(rows)} gold answers that were judged cannot be won with "
-            f"{reward_functions[0].name} ({', '.join(lost[:3])}): leave these rows out, or take "
+            f"{reward.name} ({', '.join(lost[:3])}): leave these rows out, or take "
             "another reward, such as math_accuracy."]
 
 
