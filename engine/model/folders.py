@@ -86,14 +86,17 @@ def context_of(config):
     limit.
 
     LongRoPE (Phi-3.5, Phi-4-mini) turns all rows of a batch by other angles if one row is longer
-    than the original length. Then log-probabilities would depend on the other rows, so the original
-    length is the limit.
+    than the original length. Then log-probabilities would depend on the other rows, and those of
+    the sampler would differ from those of the update. So the original length is the limit. Dynamic
+    NTK, too, changes its angles there: its max_position_embeddings is the original length.
     """
     shape = config.get_text_config()
-    rope = getattr(shape, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
-        return rope["original_max_position_embeddings"]
-    return getattr(shape, "max_position_embeddings", None) or math.inf
+    lengths = [getattr(shape, "max_position_embeddings", None) or math.inf]
+    ropes = getattr(shape, "rope_parameters", None) or {}
+    for rope in (ropes, *ropes.values()):  # some models have one for each kind of layer
+        if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
+            lengths.append(rope["original_max_position_embeddings"])
+    return min(lengths)
 
 
 def prompt_room(model, max_new_tokens, max_prompt_tokens):

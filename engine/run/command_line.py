@@ -194,11 +194,11 @@ def hint(parser, word):
     near = nearest(name, [*options, *others])
     if word.startswith("-") and near and not name.startswith("no_"):  # --no_resume is not --resume
         here = in_names(near[0], options)
-        here = here and f" Here it is {here}. See docs/names.md."
-        return f"{word}: did you mean --{near[0]}?{here}"
-    for option in options_for(word):
-        if option in options:
-            return f"{word}: did you mean --{option} {word}?"
+        where = f" Here it is {here}. See docs/names.md." if here else ""
+        return f"{word}: did you mean --{near[0]}?{where}"
+    for here in options_for(word):
+        if here in options:
+            return f"{word}: did you mean --{here} {word}?"
     return f"{word}: `--help` lists all options."
 
 

@@ -126,7 +126,7 @@ def forget_unbegun(run_dir):
 @contextlib.contextmanager
 def alone(run_dir):
     """Refuse a folder that another job writes, and keep others out. Every rank calls this; the
-    first holds the lock.
+    first holds the lock. Yields how many steps the folder has.
 
     The lock ends with the process, however that ends. A folder in which nothing was written is
     removed.
@@ -149,7 +149,7 @@ def alone(run_dir):
         if problem:
             raise UserError(problem)
         try:
-            yield
+            yield steps_in(run_dir)
         finally:
             if ranks.rank() == 0 and os.listdir(run_dir) == [path.name]:
                 shutil.rmtree(run_dir)

@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine.base.errors import UserError
-from engine.run.command_line import flat, given, option, parse, run_program, within
+from engine.run.command_line import (
+    about_program,
+    flat,
+    given,
+    option,
+    parse,
+    run_program,
+    within,
+)
 from engine.run.config import Config as RunConfig
 from engine.run.names import NAMES
 from tests.helpers.runs import ROOT
@@ -41,6 +49,7 @@ EVERY = "steps: 3  # ⌊B·G/k⌋\nlr: 0.5\nname: a b\nlimit: 7\nresume: true\na
     ("", "--seeds 12 3", {"seeds": [12, 3]}), ("seeds: [12, 3]", "", {"seeds": [12, 3]}),
     ("", '--more {"a":false}', {"more": {"a": False}}),
     ("more:\n  a: false", "", {"more": {"a": False}}),
+    ("", "--lr -1e-6 --steps -3", {"lr": -1e-6, "steps": -3}),  # a number is no option
     (EVERY, "", {"steps": 3, "lr": 0.5, "name": "a b", "limit": 7, "resume": True,
                  "allocation": False}),
     # the command line wins
@@ -103,6 +112,13 @@ def test_a_number_lies_within_its_limits_or_is_refused():
     ("--num-generations=8", ": here it is --group_size[.] See docs/names.md[.]$"),
     ("actor_rollout_ref.rollout.n=8", ": here it is --group_size[.] See docs/names.md[.]$"),
     ("--max_grad_norm", ": here it is 1.0: Limits in update.py[.] See docs/names.md[.]$"),
+    # the nearest right thing is a name of another program
+    ("--lerning_rate", "did you mean --learning_rate[?] Here it is --lr[.]"),
+    # no option stands before it
+    ("cppo", "did you mean --algorithm cppo[?]$"), ("gsm8k", "did you mean --dataset gsm8k[?]$"),
+    ("mine.jsonl", "did you mean --dataset mine.jsonl[?]$"),
+    ("runs/mine", "did you mean --model runs/mine[?]$"),
+    ("a.yaml", "did you mean --recipe a.yaml[?]$"), ("lr", "`--help` lists"),
 ])  # fmt: skip
 def test_a_word_that_is_no_option_leads_to_one(word, said):
     with pytest.raises(UserError, match=f"^unknown option {word.split('=')[0]}.*{said}"):
@@ -117,7 +133,9 @@ def test_a_name_of_trl_or_verl_leads_to_an_option_that_is_there(here):
 def test_help_lists_every_option_once_and_those_that_are_used_most_first(capsys):
     with pytest.raises(SystemExit, match="0"):
         parse(RunConfig, ["--help"])
-    lines = capsys.readouterr().out.splitlines()
+    out = capsys.readouterr().out
+    assert f"\n\n{about_program()}The value None" in out and about_program().count("\n\n") <= 2
+    lines = out.splitlines()
     shown = [line.split()[0] for line in lines if line.startswith("  --")]
     assert shown[:6] == [f"--{name}" for name in RunConfig.most_used]
     assert sorted(shown) == sorted(f"--{name}" for name in flat(RunConfig()))
