@@ -91,12 +91,10 @@ def context_of(config):
     NTK, too, changes its angles there: its max_position_embeddings is the original length.
     """
     shape = config.get_text_config()
-    lengths = [getattr(shape, "max_position_embeddings", None) or math.inf]
-    ropes = getattr(shape, "rope_parameters", None) or {}
-    for rope in (ropes, *ropes.values()):  # some models have one for each kind of layer
-        if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
-            lengths.append(rope["original_max_position_embeddings"])
-    return min(lengths)
+    rope = getattr(shape, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        return rope["original_max_position_embeddings"]
+    return getattr(shape, "max_position_embeddings", None) or math.inf
 
 
 def prompt_room(model, max_new_tokens, max_prompt_tokens):

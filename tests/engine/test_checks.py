@@ -70,7 +70,7 @@ def test_bad_input_is_refused_in_one_sentence_before_any_work(words, tmp_path, m
 @pytest.mark.parametrize("words, said", [
     ("--algorithm gprpo", r"unknown .*: did you mean grpo\?"),
     ("--algorithm CPPO", r"unknown .*: did you mean cppo\?"),
-    ("--stop=", "--stop is given an empty text"), ("--model=", "--model is given an empty text"),
+    ("--stop=", "--stop is given an empty text"), ("--model=", "holds no model"),
     ("--keep largest_ab", r"unknown .*: did you mean largest_abs\?"),
     ("--eval_dataset maths", r"unknown .*: did you mean math\?"),
     ("--sampler our", r"unknown .*: did you mean ours\?"),

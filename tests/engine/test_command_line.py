@@ -9,15 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine.base.errors import UserError
-from engine.run.command_line import (
-    about_program,
-    flat,
-    given,
-    option,
-    parse,
-    run_program,
-    within,
-)
+from engine.run.command_line import flat, given, option, parse, run_program, within
 from engine.run.config import Config as RunConfig
 from engine.run.names import NAMES
 from tests.helpers.runs import ROOT
@@ -113,12 +105,10 @@ def test_a_number_lies_within_its_limits_or_is_refused():
     ("actor_rollout_ref.rollout.n=8", ": here it is --group_size[.] See docs/names.md[.]$"),
     ("--max_grad_norm", ": here it is 1.0: Limits in update.py[.] See docs/names.md[.]$"),
     # the nearest right thing is a name of another program
-    ("--lerning_rate", "did you mean --learning_rate[?] Here it is --lr[.]"),
+    ("--lerning_rate", "did you mean --lr[?]$"), ("--lr_schedule", "`--help` lists"),
     # no option stands before it
     ("cppo", "did you mean --algorithm cppo[?]$"), ("gsm8k", "did you mean --dataset gsm8k[?]$"),
-    ("mine.jsonl", "did you mean --dataset mine.jsonl[?]$"),
-    ("runs/mine", "did you mean --model runs/mine[?]$"),
-    ("a.yaml", "did you mean --recipe a.yaml[?]$"), ("lr", "`--help` lists"),
+    (str(ROOT), f"did you mean --model {ROOT}[?]$"), ("lr", "`--help` lists"),
 ])  # fmt: skip
 def test_a_word_that_is_no_option_leads_to_one(word, said):
     with pytest.raises(UserError, match=f"^unknown option {word.split('=')[0]}.*{said}"):
@@ -134,7 +124,7 @@ def test_help_lists_every_option_once_and_those_that_are_used_most_first(capsys)
     with pytest.raises(SystemExit, match="0"):
         parse(RunConfig, ["--help"])
     out = capsys.readouterr().out
-    assert f"\n\n{about_program()}The value None" in out and about_program().count("\n\n") <= 2
+    assert sys.modules["__main__"].__doc__.strip() in out  # what the program is
     lines = out.splitlines()
     shown = [line.split()[0] for line in lines if line.startswith("  --")]
     assert shown[:6] == [f"--{name}" for name in RunConfig.most_used]

@@ -228,9 +228,6 @@ def test_prompts_leave_room_for_the_completion_in_the_context():
         },
     )
     assert prompt_room(model, 10, 512) == 6
-    # one for each kind of layer
-    model.config.rope_parameters = {"sliding": None, "full": model.config.rope_parameters}
-    assert prompt_room(model, 10, 512) == 6
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 100.0}
     model.config = LlamaConfig(max_position_embeddings=32, rope_parameters=rope)
     assert prompt_room(model, 10, 512) == 22

@@ -28,7 +28,7 @@ from experiments.library import toy_model
 from experiments.library.bench import every_second
 from experiments.memory import growth, return_what_is_freed
 from grpo import grpo_loss
-from tests.helpers.runs import ROOT, sums, written
+from tests.helpers.runs import ROOT
 from tests.helpers.training import networks_around
 from update import Limits
 
@@ -120,13 +120,9 @@ def test_the_recipes_of_the_paper_are_its_first_code(recipe):
 @pytest.mark.parametrize("words, said", [
     # 2,048 questions, half an epoch
     ("--questions_per_step 100000", "a step takes 1,024 questions on each device, not 400000"),
-    ("--dataset mine.jsonl --model toy --max_new_tokens 20 --questions_per_step 3 --algorithm grpo",
-     "a step takes 2 questions on each device, not 3"),
-    (f"--plan 80 --recipe {MATH}", "As it is, it fits 3 devices: torchrun --nproc-per-node 3."),
+    (f"--plan 80 --recipe {MATH}", "As it is, it needs 3 devices or more: torchrun"),
 ])
-def test_what_cannot_be_is_said(words, said, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    written(tmp_path / "mine.jsonl", sums(2))
+def test_what_cannot_be_is_said(words, said, capsys):
     out, _ = told(["--plan", *words.split()], capsys)
     assert said in out
 
