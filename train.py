@@ -37,7 +37,7 @@ from engine.run import checkpoint, logs
 from engine.run.begin import begin
 from engine.run.command_line import run_program
 from engine.run.config import open_run
-from engine.run.folder import alone, keep_options, run_folder, steps_in
+from engine.run.folder import alone, keep_options, run_folder
 from engine.run.interrupt import Interrupt, in_one_sentence
 from engine.run.metrics import summarize
 from engine.run.plan_command import print_plan
@@ -183,8 +183,7 @@ def main(argv):
     if config.preview.check_rewards:
         return check_rewards(config, algorithm, device, rows)
     folder = config.run.output_dir = run_folder(config)
-    with alone(folder, config.run.resume):
-        before = steps_in(folder)
+    with alone(folder, config.run.resume) as steps_before:
         try:
             code = train(config, algorithm, device, rows, notes)
         except KeyboardInterrupt:
@@ -193,8 +192,7 @@ def main(argv):
         except (RuntimeError, OSError, FloatingPointError) as error:
             raise in_one_sentence(error, folder) from None
         finally:
-            made = steps_in(folder) > before
-            if ranks.rank() == 0 and made and (sentence := first_sentence(folder)):
+            if ranks.rank() == 0 and (sentence := first_sentence(folder, steps_before)):
                 progress.note(sentence)
     ranks.stop()
     return code

@@ -87,8 +87,23 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(small, tmp_path):
     for lines in (whole[:14] + whole[15:], whole[:14] + whole[13:]):  # one is lost, one is doubled
         (tmp_path / "a/eval-toy.jsonl").write_text("\n".join(lines))
         assert go(small, tmp_path / "a") == whole and score() == first
-    with pytest.raises(UserError, match="temperature.* --output_dir"):
-        go(small, tmp_path / "a", "--temperature", "0.5")
+
+
+def test_each_setting_has_files_of_its_own(small, tmp_path):
+    first = go(small, tmp_path)
+    made = []
+    for words in (["--temperature", "0.5"], ["--samples", "0"]):
+        for _ in range(2):  # the second time it goes on where it was: at its end
+            assert go(small, tmp_path, *words) == first
+            made.append(sorted(path.name for path in tmp_path.glob("*.json")))
+    assert made[0] == made[1] == ["eval-toy-2.json", "eval-toy.json"]
+    assert made[2] == made[3] == ["eval-toy-2.json", "eval-toy-3.json", "eval-toy.json"]
+    settings = [json.loads((tmp_path / name).read_text()) for name in made[3]]
+    assert [setting["temperature"] for setting in settings] == [0.5, 1.0, 1.0]
+    assert [setting["samples"] for setting in settings] == [2, 0, 2]
+    (tmp_path / "eval-toy.jsonl").write_text("a\n")  # of another program
+    with pytest.raises(UserError, match="no file of answers"):
+        go(small, tmp_path)
 
 
 @pytest.mark.slow
@@ -107,7 +122,7 @@ def test_several_benchmarks_each_with_its_setting(tmp_path, capsys):
     evaluation.main([
         "--questions", "3", "--samples", "0", "--max_new_tokens", "9",
         "--output_dir", f"{tmp_path}/out", "--benchmark", f"{tmp_path}/mine.jsonl", "toy"])
-    assert capsys.readouterr().out.count("greedy") == 2
+    assert capsys.readouterr().out.count("greedy  ") == 2
     summary, toy = (json.loads((tmp_path / f"out/eval-{x}.json").read_text())
                     for x in ("mine", "toy"))
     assert (summary["questions"], summary["max_new_tokens"]) == (2, 9)

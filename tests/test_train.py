@@ -489,6 +489,8 @@ def test_a_row_with_a_rule_of_its_own_is_listed_trains_and_resumes(small, tmp_pa
     for rule in (partial(first_two), first_two):
         monkeypatch.setitem(ALGORITHMS, "mine", replace(mine, keep=rule))
         assert re.search(r"^mine .* first_two +· +0.75 ", table(), re.MULTILINE)
+    names = [line.split()[0] for line in table("mine").splitlines() if line]
+    assert names == ["algorithm", "grpo", "mine", "mini-batches:"]
     train.main(["--model", small, "--algorithm", "mine", "--plan"])
     go(small, tmp_path / "run", "--algorithm", "mine", "--beta", "0", steps=1)
     go_on(tmp_path / "run", "--steps 2")

@@ -113,7 +113,7 @@ def course_of(m):
 
 def short(value):
     """A number with two digits; from 100 on with all digits before the point."""
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2g}"
+    return f"{value:.0f}" if abs(value) >= 99.5 else f"{value:.2g}"
 
 
 # --- the findings ---
@@ -373,14 +373,16 @@ def ends_below(run_dir, metric, measure):
 # --- the program ---
 
 
-def first_sentence(run_dir):
+def first_sentence(run_dir, steps_before=0):
     """What train.py prints at the end of a run: the likeliest finding, or how to ask for one; None
-    before the first step."""
+    if it has made no step. steps_before: those of the folder before it began."""
     sentences, _, steps = diagnosis(run_dir)
+    if steps <= steps_before:
+        return None
     command = f"python tools/doctor.py {shlex.quote(str(run_dir))}"
     if sentences:
         return f"{sentences[0]} More: {command}"
-    return f"doctor    {command}" if steps else None
+    return f"doctor    {command}"
 
 
 def nothing_found(metrics, steps):

@@ -110,8 +110,8 @@ class Questions:
             if columns != ("question", "answer"):
                 notes.append(f"columns of {self.name}: {' and '.join(columns)} (--columns to "
                              "change).")
-            looked_at = self.complete(range(min(100, len(self)))).values()
-            if any(TEMPLATE.search(row["question"]) for row in looked_at):
+            first = self.complete([0]).get(0)
+            if first and TEMPLATE.search(first["question"]):
                 notes.append(f"{self.name}: a question holds a chat template's marks or JSON, and "
                              "the model sees them as text. Give it as a list of turns, or bare.")
             unread = self.rows.unread()

@@ -86,8 +86,9 @@ def context_of(config):
     limit.
 
     LongRoPE (Phi-3.5, Phi-4-mini) turns all rows of a batch by other angles if one row is longer
-    than the original length. Then log-probabilities would depend on the other rows, so the original
-    length is the limit.
+    than the original length. Then log-probabilities would depend on the other rows, and those of
+    the sampler would differ from those of the update. So the original length is the limit. Dynamic
+    NTK, too, changes its angles there: its max_position_embeddings is the original length.
     """
     shape = config.get_text_config()
     rope = getattr(shape, "rope_parameters", None) or {}

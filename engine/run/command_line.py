@@ -84,13 +84,15 @@ def parser_of(config_class):
     In `--help` the config's `most_used` options come first. Then each record is a group. The lines
     have 100 columns, an option and its words stand in one line if they fit.
     """
+    # of the program: what it does, how it is called, how long it takes
+    about = (sys.modules["__main__"].__doc__ or "").split("\n\n")[:2]
+    about.append("The value None, in a recipe null, means: as if the option was not given.")
     # as transformers' HfArgumentParser, whose import would take as long as a user is ready to wait
     # for `--help`
     parser = argparse.ArgumentParser(
         usage="%(prog)s [--OPTION VALUE ...]", allow_abbrev=False, exit_on_error=False,
         argument_default=argparse.SUPPRESS,
-        description=f"{about_program()}The value None, in a recipe null, means: as if the option "
-        "was not given.", formatter_class=partial(
+        description="\n\n".join(about), formatter_class=partial(
             argparse.RawDescriptionHelpFormatter, max_help_position=26, width=100))
     parser._negative_number_matcher = re.compile(r"-\.?\d")  # -1e-4 too, as Python 3.14 has it
     most_used = getattr(config_class, "most_used", ())
@@ -101,13 +103,6 @@ def parser_of(config_class):
             place = first if f.name in most_used else group
             place.add_argument(f"--{f.name}", **argument_of(f))
     return parser
-
-
-def about_program():
-    """The first two paragraphs of the program's docstring: what it does, how it is called, how long
-    it takes."""
-    paragraphs = (sys.modules["__main__"].__doc__ or "").split("\n\n")[:2]
-    return "".join(f"{paragraph}\n\n" for paragraph in paragraphs)
 
 
 def argument_of(f):
@@ -150,9 +145,8 @@ def given(config_class, argv):
     values = read(parser, argv)
     if recipe := values.get("recipe"):
         values = read(parser, words_of(recipe), f"the recipe {recipe}: ") | values
-    for name, value in values.items():
-        if name != "system_prompt" and (value == "" or isinstance(value, list) and "" in value):
-            raise UserError(f"--{name} is given an empty text: give it a value, or leave it out.")
+    if "" in (values.get("stop") or ()):
+        raise UserError("--stop is given an empty text: give it a text, or leave it out.")
     check_limits(config_class, values)
     return {name: value for name, value in values.items() if value not in (None, [None])}
 
@@ -190,27 +184,15 @@ def hint(parser, word):
     options = [action.dest for action in parser._actions]
     if here := in_names(name, options):
         return f"{word}: here it is {here}. See docs/names.md."
-    others = [other for other in NAMES if in_names(other, options)]
+    others = [other for other in NAMES if in_names(other, options).startswith("--")]
     near = nearest(name, [*options, *others])
     if word.startswith("-") and near and not name.startswith("no_"):  # --no_resume is not --resume
-        here = in_names(near[0], options)
-        here = here and f" Here it is {here}. See docs/names.md."
-        return f"{word}: did you mean --{near[0]}?{here}"
-    for meant in options_for(word):
-        if meant in options:
-            return f"{word}: did you mean --{meant} {word}?"
+        return f"{word}: did you mean {in_names(near[0], options) or '--' + near[0]}?"
+    known = {"algorithm": ALGORITHMS, "dataset": TASKS, "benchmark": TASKS}
+    for here in options:
+        if word in known.get(here, ()) or here == "model" and Path(word).is_dir():
+            return f"{word}: did you mean --{here} {word}?"
     return f"{word}: `--help` lists all options."
-
-
-def options_for(word):
-    """The options that may be meant by a word that has none before it."""
-    if word in ALGORITHMS:
-        return ["algorithm"]
-    if word in TASKS or word.endswith((".jsonl", ".json", ".parquet", ".csv", ".gz")):
-        return ["dataset", "benchmark"]
-    if word.endswith((".yaml", ".yml")):
-        return ["recipe"]
-    return ["model"] if "/" in word or Path(word).is_dir() else []
 
 
 def in_names(name, options):

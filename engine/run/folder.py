@@ -177,7 +177,7 @@ def forget_unbegun(run_dir):
 @contextlib.contextmanager
 def alone(run_dir, resumed=False):
     """Refuse a folder that another job writes, and keep others out. Every rank calls this; the
-    first holds the lock.
+    first holds the lock. Yields how many steps the folder has.
 
     The lock ends with the process, however that ends. A folder in which nothing was written is
     removed, and so is that of a new run that ends by a mistake of the user's before its first step.
@@ -200,7 +200,7 @@ def alone(run_dir, resumed=False):
         if problem:
             raise UserError(problem)
         try:
-            yield
+            yield steps_in(run_dir)
         except UserError:
             if not resumed:
                 forget_unbegun(run_dir)

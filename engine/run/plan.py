@@ -23,16 +23,13 @@ long as allowed. A layer is that of a dense decoder with RMSNorm, a gated MLP an
 (Qwen, Llama, Mistral, …). Reward models are not counted.
 """
 
-import functools
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from engine.base import ranks
 from engine.base.errors import UserError
-from engine.data.rows import read_rows
 from engine.model.cutting import Prompt, forward_cost
 from engine.model.folders import prompt_room
 from engine.model.networks import check_rank
@@ -107,7 +104,9 @@ def plan_with(micro_batch_tokens, options, devices):
     # log-softmax in float32, and sums of probabilities in float64
     cache = 2 * compute * keys * shape.num_hidden_layers * row
     sampled = options.group_size * (cache + shape.vocab_size * (compute + 4 + 8))
-    questions = at_once = min(algorithm.questions_per_step, most_questions(options, devices))
+    known = task_of(options.dataset).train_questions or 10**12  # without a download
+    share = math.ceil(options.epochs * known / devices)
+    questions = at_once = min(algorithm.questions_per_step, share)
     free = USABLE * device - sum(generation for generation, _ in items.values())
     while at_once > 1 and at_once * sampled > free:  # so does our sampler
         at_once //= 2
@@ -126,20 +125,6 @@ def plan_with(micro_batch_tokens, options, devices):
     chunk = min(GPU.chunk_elements, tokens * completion // row * shape.vocab_size)
     items["logits"] = (0, 12 * chunk)
     return Plan(devices, device, trained, questions, at_once, micro_batch_tokens, items)
-
-
-def most_questions(options, devices):
-    """How many questions a device can get in a step: its share of those of all epochs."""
-    known = questions_in(options.dataset, *options.columns or ())
-    return math.ceil(max(1, options.epochs * known) / devices)
-
-
-@functools.cache  # a plan asks for each lever
-def questions_in(dataset, *columns):
-    """How many questions a data set has; 10¹² if that is not known without a download."""
-    if Path(dataset).is_file():
-        return len(read_rows(dataset, columns=columns))
-    return task_of(dataset).train_questions or 10**12
 
 
 def choose_micro_batch_tokens(options, device):

@@ -13,7 +13,7 @@ from engine.run.plan import GB, USABLE, plan
 
 TOKENS = 1024  # of the smaller micro-batches, at most
 SHARDS = ("--shard", "full")
-MOST_DEVICES = 16  # that are tried
+MOST_DEVICES = 64  # that are tried
 
 
 def print_plan(options, notes, argv):
@@ -55,10 +55,10 @@ def print_plan(options, notes, argv):
     if p.fits:
         return 0
     if options.shard == "full":
-        for devices in range(p.devices + 1, MOST_DEVICES + 1):
-            if plan(options, devices).fits:
-                note(f"As it is, it fits {devices} devices: torchrun --nproc-per-node {devices}.")
-                break
+        devices = p.devices + 1
+        while devices < MOST_DEVICES and not plan(options, devices).fits:
+            devices += 1
+        note(f"As it is, it needs {devices} devices or more: torchrun --nproc-per-node {devices}.")
     print_changes(options, p, argv)
     return 3
 

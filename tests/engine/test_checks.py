@@ -48,6 +48,7 @@ BAD = [  # each is refused, and the sentence names an option or a value of it
     "--shortest_prefix 1.5", "--importance_weights 2",
     "--columns question=q", "--dataset mine/data.jsonl --columns q",
     "--dataset math --model mine/no --eval_dataset gsm8k --columns answer=solution",
+    "--output_dir mine", "--check_rewards --plan", "--lr -1e-4",
 ]
 
 
@@ -68,6 +69,8 @@ def test_bad_input_is_refused_in_one_sentence_before_any_work(words, tmp_path, m
 
 @pytest.mark.parametrize("words, said", [
     ("--algorithm gprpo", r"unknown .*: did you mean grpo\?"),
+    ("--algorithm CPPO", r"unknown .*: did you mean cppo\?"),
+    ("--stop=", "--stop is given an empty text"), ("--model=", "holds no model"),
     ("--keep largest_ab", r"unknown .*: did you mean largest_abs\?"),
     ("--eval_dataset maths", r"unknown .*: did you mean math\?"),
     ("--sampler our", r"unknown .*: did you mean ours\?"),
@@ -124,14 +127,21 @@ def test_what_the_user_can_change_ends_a_run_in_one_sentence(error, words, tmp_p
 
 @pytest.mark.parametrize("words, options", [
     ("--lora 4", ["--lora"]), ("--lora 4 --lr 1e-5", []), ("--algorithm gfpo", []),
+    ("--clip_low 1", ["--clip_low"]), ("--clip_low 1e9", []), ("--algorithm cispo", []),
+    ("--algorithm sapo", []),  # it has no clip
+    # 8 questions keep 4 of 16 completions each, and allocation makes them 32
+    ("--minibatches 129", ["--minibatches"]), ("--minibatches 128", []),
 ])  # fmt: skip
-def test_an_option_that_surprises_is_noted_and_no_other(words, options):
+def test_an_option_that_surprises_is_noted_and_no_other(words, options, monkeypatch):
     config, algorithm = config_of(given(Config, words.split()))
     notes = notes_on_options(config.options, algorithm)
     assert [note.split()[0].strip(":") for note in notes] == options
     # a resumed run reads its options with all values filled in
-    again, _ = config_of(flat(config))
+    again, algorithm = config_of(flat(config))
     assert notes_on_options(again.options, algorithm) == notes
+    monkeypatch.setenv("WORLD_SIZE", "2")  # two devices keep twice as many
+    notes = notes_on_options(config.options, algorithm)
+    assert not any(note.startswith("--minibatches") for note in notes)
 
 
 def test_each_layer_wins_over_those_before_it(tmp_path):

@@ -41,6 +41,7 @@ EVERY = "steps: 3  # ⌊B·G/k⌋\nlr: 0.5\nname: a b\nlimit: 7\nresume: true\na
     ("", "--seeds 12 3", {"seeds": [12, 3]}), ("seeds: [12, 3]", "", {"seeds": [12, 3]}),
     ("", '--more {"a":false}', {"more": {"a": False}}),
     ("more:\n  a: false", "", {"more": {"a": False}}),
+    ("", "--lr -1e-6 --steps -3", {"lr": -1e-6, "steps": -3}),  # a number is no option
     (EVERY, "", {"steps": 3, "lr": 0.5, "name": "a b", "limit": 7, "resume": True,
                  "allocation": False}),
     # the command line wins
@@ -103,6 +104,11 @@ def test_a_number_lies_within_its_limits_or_is_refused():
     ("--num-generations=8", ": here it is --group_size[.] See docs/names.md[.]$"),
     ("actor_rollout_ref.rollout.n=8", ": here it is --group_size[.] See docs/names.md[.]$"),
     ("--max_grad_norm", ": here it is 1.0: Limits in update.py[.] See docs/names.md[.]$"),
+    # the nearest right thing is a name of another program
+    ("--lerning_rate", "did you mean --lr[?]$"), ("--lr_schedule", "`--help` lists"),
+    # no option stands before it
+    ("cppo", "did you mean --algorithm cppo[?]$"), ("gsm8k", "did you mean --dataset gsm8k[?]$"),
+    (str(ROOT), f"did you mean --model {ROOT}[?]$"), ("lr", "`--help` lists"),
 ])  # fmt: skip
 def test_a_word_that_is_no_option_leads_to_one(word, said):
     with pytest.raises(UserError, match=f"^unknown option {word.split('=')[0]}.*{said}"):
@@ -117,7 +123,9 @@ def test_a_name_of_trl_or_verl_leads_to_an_option_that_is_there(here):
 def test_help_lists_every_option_once_and_those_that_are_used_most_first(capsys):
     with pytest.raises(SystemExit, match="0"):
         parse(RunConfig, ["--help"])
-    lines = capsys.readouterr().out.splitlines()
+    out = capsys.readouterr().out
+    assert sys.modules["__main__"].__doc__.strip() in out  # what the program is
+    lines = out.splitlines()
     shown = [line.split()[0] for line in lines if line.startswith("  --")]
     assert shown[:6] == [f"--{name}" for name in RunConfig.most_used]
     assert sorted(shown) == sorted(f"--{name}" for name in flat(RunConfig()))

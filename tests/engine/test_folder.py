@@ -90,7 +90,8 @@ def test_a_run_without_output_dir_takes_the_first_free_number(tmp_path, monkeypa
     assert found == ["runs/toy-cppo-1", "runs/toy-cppo-3"]
 
 
-@pytest.mark.parametrize("name", ["checkpoint-000003", "metrics.jsonl", "adapter_config.json"])
+@pytest.mark.parametrize(
+    "name", ["checkpoint-000003", "metrics.jsonl", "adapter_config.json", "notes.md"])
 def test_a_folder_of_something_else_is_refused(tmp_path, name):
     (tmp_path / name).mkdir()
     with pytest.raises(UserError, match=f"holds {name}"):
@@ -105,6 +106,35 @@ def test_a_job_that_was_killed_before_its_first_checkpoint_starts_anew(
         with pytest.raises(ZeroDivisionError):
             run(small, tmp_path / "run", BRIEF)
         assert (tmp_path / "run/run.json").exists()
+
+
+@pytest.mark.parametrize("body", ["return 'rows'", "raise ValueError"])
+def test_a_run_that_its_own_rule_ends_before_a_step_leaves_nothing(
+    small, tmp_path, monkeypatch, capsys, body
+):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(f"def rule(rollout, advantages, k):\n    {body}\n")
+    for place in (["--output_dir", "run"], []):
+        words = f"--model {small} {BRIEF} --keep mine.py:rule".split()
+        with pytest.raises(UserError, match="--keep mine.py:rule"):
+            train.main([*words, *place])
+        assert not list(tmp_path.glob("run*/*"))
+    assert "doctor" not in capsys.readouterr().out
+
+
+def test_a_resume_that_is_refused_keeps_the_run_and_says_only_why(words, capsys, monkeypatch):
+    for path in ("metrics.jsonl", "samples.jsonl"):
+        (RUN / path).write_text("")  # its only checkpoint is that from before the first step
+    shutil.rmtree(RUN / "checkpoint-000001")
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="another data set"):
+        patch.setattr("engine.data.questions.Questions.fingerprint", lambda questions: "others")
+        go_on(RUN)
+    assert checkpoints(RUN)
+    go_on(RUN)  # to its end
+    capsys.readouterr()
+    with pytest.raises(UserError, match="has made its 1 step"):
+        go_on(RUN)
+    assert "doctor" not in capsys.readouterr().out
 
 
 # --- the options ---

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import shutil
+from functools import partial
 from pathlib import Path
 
 import huggingface_hub as hub
@@ -16,6 +17,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     GraniteConfig,
+    LlamaConfig,
     MiniMaxConfig,
     Phi3Config,
     Qwen2ForCausalLM,
@@ -184,6 +186,13 @@ def test_what_looks_like_a_folder_is_not_looked_for_on_the_hub(name, reason, tmp
         resolve_model(name)
 
 
+def test_a_name_that_is_nowhere_is_first_of_all_no_folder():
+    said = r" nosuch cannot be .* \(there is no such folder here; "
+    for read in (skeleton, partial(load_model, device=torch.device("cpu"))):
+        with pytest.raises(UserError, match=said):
+            read("nosuch")
+
+
 @pytest.mark.parametrize("error, offline", [(None, False), (ConnectionError, True)])
 def test_the_hub_is_asked_once_for_a_name_and_is_left_alone_if_it_does_not_answer(
     error, offline, tmp_path, monkeypatch
@@ -219,3 +228,6 @@ def test_prompts_leave_room_for_the_completion_in_the_context():
         },
     )
     assert prompt_room(model, 10, 512) == 6
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 100.0}
+    model.config = LlamaConfig(max_position_embeddings=32, rope_parameters=rope)
+    assert prompt_room(model, 10, 512) == 22

@@ -127,6 +127,22 @@ def test_the_recipes_of_the_paper_are_its_first_code(recipe):
     assert (grpo.token_weights, grpo.k, grpo.questions_per_step) == (token_mean, 16, 1)
 
 
+@pytest.mark.parametrize("words, said", [
+    # 2,048 questions, half an epoch
+    ("--questions_per_step 100000", "a step takes 1,024 questions on each device, not 400000"),
+    (f"--plan 80 --recipe {MATH}", "As it is, it needs 3 devices or more: torchrun"),
+])
+def test_what_cannot_be_is_said(words, said, capsys):
+    out, _ = told(["--plan", *words.split()], capsys)
+    assert said in out
+
+
+def test_adapters_wider_than_the_model_are_refused():
+    with pytest.raises(UserError, match="^--lora 65 is above the width .*, 64: name a lower"):
+        train.main(["--plan", "--lora", "65"])
+    assert train.main(["--plan", "--lora", "64"]) == 0
+
+
 # --- what a run takes from it ---
 
 

@@ -66,6 +66,40 @@ def test_a_folder_is_a_data_set(write, tmp_path):
         read_rows(str(tmp_path / "mine"))
 
 
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_folder_of_save_to_disk_is_read(tmp_path, split):
+    """One data set is one file's; of several each is a split."""
+    content = {name: datasets.Dataset.from_list([ONE | {"answer": name}])
+               for name in ("train", "test")}
+    datasets.DatasetDict(content).save_to_disk(tmp_path / "both")
+    content["train"].save_to_disk(tmp_path / "one")
+    assert [row["answer"] for row in read_rows(str(tmp_path / "both"), split)] == [split]
+    assert [row["answer"] for row in read_rows(str(tmp_path / "one"), split)] == ["train"]
+
+
+@pytest.mark.parametrize("value, text", [
+    (27.0, "27"), (2.5, "2.5"), (0.00005, "0.00005"), (0.1 + 0.2, "0.3"), (-1e-7, "-0.0000001"),
+    (2.0**53 - 1, "9007199254740991"), (["2"], "2"), ([0.5], "0.5"),
+])  # fmt: skip
+def test_a_number_becomes_the_text_that_people_write(write, value, text):
+    [row] = read_rows(write([ONE | {"answer": value}]))
+    assert row["answer"] == text
+
+
+def test_a_label_is_its_name(write):
+    label = datasets.ClassLabel(names=["A", "B"])
+    features = datasets.Features(question=datasets.Value("string"), answer=label)
+    path = write([ONE], "x.parquet")
+    datasets.Dataset.from_list([ONE | {"answer": 1}], features=features).to_parquet(path)
+    assert read_rows(path)[0]["answer"] == "B"
+
+
+def test_a_split_that_is_not_there_is_told_with_the_cure(write, tmp_path):
+    write([ONE], "mine/train.jsonl")
+    with pytest.raises(UserError, match="Unknown split.*: name a file of the questions"):
+        read_rows(str(tmp_path / "mine"), "test")
+
+
 def test_the_same_content_in_another_file_is_the_same_data_set(write):
     """A resumed run asks for it."""
     contents = {"a.jsonl": ROW, "b.jsonl": ROW, "c.jsonl": ROW * 2}
@@ -136,6 +170,7 @@ def test_a_missing_column_is_told_with_words_to_paste(write, columns, what, name
 
 
 @pytest.mark.parametrize("words, reason", [
+    ("question=Qestion", "it has question, answer. .*: --columns question=question answer=answer$"),
     ("question=q", "the question: it has question, answer. .*question=NAME answer=answer$"),
     ("question", "'question' must be"), ("a=b", "'a=b' must be"),
     ("answer=a answer=b", "'answer=b' must be .* at most once"),
@@ -193,7 +228,7 @@ def test_a_broken_file_is_named_with_the_line(write, content, reason):
 @pytest.mark.parametrize("old, new, reason", [
     ('"1"', '" \\n"', "row 1.*empty"), ('"a"', "null", "row 1.*empty"),
     ('"1"', '{"a": 1}', "it has question, answer.a[.]"),
-    ('"1"', '["1"]', "row 1.*neither a text nor a number"),
+    ('"1"', '["1", "2"]', "row 1.*neither a text nor a number"),
     ('"1"', "1" * 5000, "row 1.*no exact number"), ('"1"', "NaN", "row 1.*no exact number"),
     ('"a"', '"a \\ud800"', "surrogate"), ('"a"', '["a"]', "row 1.*no turn of a chat"),
     ('"a"', '[{"from": "human", "value": "a"}]', "row 1.*no turn of a chat"),

@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 
 from algorithms import ALGORITHMS
+from engine.base.errors import UserError
 from engine.run.command_line import given
 from engine.run.config import Config, config_of
 from experiments import reproduce
@@ -29,6 +30,14 @@ def fake_run(seconds, k=16, **more):
         "tokens_generated": 100, "phases": PHASES, "curve": [(1.0, 64, 0.5)],
         "course": {"kl": [seconds]}, **more,
     }
+
+
+def test_without_a_table_it_says_how_long_each_takes_and_runs_none():
+    with pytest.raises(UserError) as error:
+        main([])
+    lines = str(error.value).splitlines()[2:]
+    assert {line.split()[1] for line in lines} == TABLES.keys()
+    assert all("minutes" in line for line in lines)
 
 
 def test_a_speed_up_is_the_median_of_the_ratios_within_a_seed():

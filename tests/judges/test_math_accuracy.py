@@ -2,6 +2,8 @@
 any thread."""
 
 import re
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -11,6 +13,7 @@ import pytest
 
 from judges import mathematics
 from judges.mathematics import math_accuracy
+from tests.helpers.runs import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -264,6 +267,21 @@ def test_the_limit_ends_with_the_answer_and_memory_is_limited(judge):
     assert re.search(rf"address space +{mathematics.MATH_MEMORY}", limits.read_text())
     time.sleep(0.8)
     assert judge.poll() is None  # it waits for the next one as long as it takes
+
+
+MAC = """
+import resource, runpy, sys
+def refuse(*_): raise ValueError("current limit exceeds maximum limit")
+resource.setrlimit, sys.argv = refuse, ["verifier.py", "1"]
+runpy.run_module("judges.verifier", run_name="__main__")
+"""
+
+
+def test_a_system_that_refuses_the_limit_of_memory_judges_without_it():
+    """macOS does."""
+    done = subprocess.run([sys.executable, "-c", MAC], cwd=ROOT, text=True,
+                          input='["2\\\\sqrt{2}", "\\\\sqrt{8}", 60]\n', capture_output=True)
+    assert done.stdout.split() == ["ready", "right"]
 
 
 def test_threads_get_their_own_verdicts():

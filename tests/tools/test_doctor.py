@@ -196,6 +196,8 @@ def test_what_it_says_of_a_fault_of_few_steps_of_health_and_of_no_run(tmp_path, 
         main([str(tmp_path)])
         assert capsys.readouterr().out.startswith(said)
     assert doctor.first_sentence(tmp_path) == f"doctor    python tools/doctor.py {tmp_path}"
+    assert doctor.first_sentence(tmp_path, steps_before=10) is None  # it has made none
+    assert [*map(doctor.short, (512.4, 99.6, 0.0312, -1234))] == ["512", "100", "0.031", "-1234"]
 
 
 # --- real runs ---
