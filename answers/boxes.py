@@ -50,7 +50,7 @@ def _content(text, box, limit):
     for brace in BRACE.finditer(text, box.end(), limit):
         depth += (brace[0] == "{") - (brace[0] == "}")
         if depth == 0:
-            return text[box.end() : brace.start()].strip(), brace.end()
+            return text[box.end() : brace.start()].strip(" \t\n~"), brace.end()
     return None, 0
 
 

@@ -38,8 +38,14 @@ def changes_number(words):
 UNITS = dict(pair.split("=") for pair in (  # in one spelling
     "millimeter=mm centimeter=cm meter=m metre=m kilometer=km inch=in inche=in foot=ft feet=ft"
     " yard=yd mile=mi gram=g kilogram=kg pound=lb ounce=oz second=s sec=s minute=min hour=h hr=h"
-    " liter=l milliliter=ml square=² sq=² cubic=³"
+    " liter=l milliliter=ml square=² sq=² cubic=³ rad=radian degc=degreecelsius"
+    " degf=degreefahrenheit pct=percent percentage=percent usd=dollar eur=euro gbp=lb"
+    " 美元=dollar 欧元=euro 度=degree"
 ).split())
+SIGNS = str.maketrans({
+    "$": " dollars ", "€": " euros ", "£": " pounds ", "%": " percent ", "°": " degrees "})
+# what follows one of these may be left out: "18 dollars each" is $18
+MAY_END = "", "dollar", "euro", "lb", "percent", "degree"
 # words that end a unit as a plural does
 KNOWN = (
     "mm cm m km in inch ft foot feet yd mi g kg lb lbs oz s sec min h hr hrs l ml am pm mph kph rpm"
@@ -75,14 +81,20 @@ def unit_of(words, of_one=False):
 
     of_one: whether the number is at most 1; then its unit may be a singular.
     """
-    words = words.replace(".", "")
+    words = words.replace(".", "").translate(SIGNS)
     if UNKNOWN_LETTER.search(words):
         return None
     words = re.sub(r"\s*(?:/|\bper\b)\s*", "/", " ".join(words.lower().split()))
     unit = UNIT.fullmatch(words)
     if unit is None or unit["singular"] and not of_one or changes_number(words):
-        return words if HAN_UNIT.fullmatch(words) else None
+        return UNITS.get(words, words) if HAN_UNIT.fullmatch(words) else None
     # without the plural's "s", and with a power in front
     words = re.sub(
         r"([a-z]+?)s?([²³]?)(?![a-z])", lambda word: word[2] + UNITS.get(word[1], word[1]), words)
     return words.replace(" ", "")
+
+
+def same_unit(given, gold):
+    """Are both the same unit, as `unit_of` spells them? One may be left out."""
+    short, long = sorted((given, gold), key=len)
+    return short == long or short in MAY_END and long.startswith(short)

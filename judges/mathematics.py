@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 
 from answers import (
+    LATEX,
     NUMBER_WORDS,
     PARTS,
     SUPERSCRIPTS,
@@ -18,8 +19,11 @@ from answers import (
     extract_answer,
     gold_answer,
     number_and_unit,
+    other_variable,
+    respelled,
     same_option,
     same_quantity,
+    same_unit,
 )
 
 MATH_LENGTH = 1000  # characters; the longest gold answer of MATH-500 has 53
@@ -60,11 +64,13 @@ def _is_right(given, gold):
         return same_quantity(given, gold)
     (given, unit), (gold, gold_unit) = _split(given), _split(gold)
     # a unit may be left out, but not the degrees of an angle like π/3
-    if unit != gold_unit and (unit and gold_unit or "degree" in (unit, gold_unit)):
+    if not same_unit(unit, gold_unit) or unit != gold_unit and "degree" in (unit, gold_unit):
         return False
     if ":" in given + gold:  # 2:40 is no division
         return given == gold
     if DROPPED.findall(given.lower()) != DROPPED.findall(gold.lower()):
+        return False
+    if other_variable(given, gold) or _is_left_to_do(given, gold):
         return False
     return _ask_verifier(gold, given)
 
@@ -78,34 +84,34 @@ COMMANDS = (
 SIGNS = "πθαβλφω∞√°×·÷±≤≥≠∪∩∈∅₀₁₂₃₄₅₆₇₈₉"
 SIGNS = {ord(sign): command + " " for sign, command in zip(SIGNS, COMMANDS.split(), strict=True)}
 SPELLINGS = [  # the same in mathematics: (pattern, how math-verify reads it)
-    (re.compile(r"(?<=\d)(?:\\[,;:! ]|~)(?=\d{3}(?!\d))"), ""),  # 1\,000
-    # $…$, \(…\), \[…\], a space, and percent, which is a unit
-    (re.compile(r"(?<!\\)(?:\\[()\[\]%:]|[$%])"), " "),
-    (re.compile(r"\\varnothing\b"), r"\\emptyset"),
-    (re.compile(r"(?<=[a-z])(?=\\mathrm\{[ei]\})"), " "),
-    (re.compile(r"\\mathrm\{([ei])\}"), r"\1"),
-    (re.compile(r"\s*\^\s*\{?\\circ\s*\}?[\s.]*$"), " degrees"),
-    (re.compile(r"[⁰¹²³⁴-⁹⁻]+"), lambda power: f"^{{{power[0].translate(SUPERSCRIPTS)}}}"),
-    (re.compile(r"\s*:\s*"), ":"),
+    (r"(?<=\d)(?:\\[,;:! ]|~)(?=\d{3}(?!\d))", ""),  # 1\,000
+    (r"(?<!\\)\\[()\[\]:]", " "),
+    (r"\\varnothing\b", r"\\emptyset"),
+    (r"(?<=[a-z])(?=\\mathrm\{[ei]\})", " "),
+    (r"\\mathrm\{([ei])\}", r"\1"),
+    (r"\s*\^\s*\{?\\circ\s*\}?[\s.]*$", " degrees"),
+    (r"[⁰¹²³⁴-⁹⁻]+", lambda power: f"^{{{power[0].translate(SUPERSCRIPTS)}}}"),
+    (r"\s*:\s*", ":"),
     # plain words: pi/2, sqrt(3), infinity
-    (re.compile(r"(?<![A-Za-z\\])(pi|theta|alpha|beta|lambda|omega|sqrt)(?![A-Za-z])"), r"\\\1 "),
-    (re.compile(r"(?<![A-Za-z\\])(?:infinity|infty|inf|oo)(?![A-Za-z])"), r"\\infty "),
-    (re.compile(r"\\sqrt\s*(?:\(([^()]*)\)|(\d+))"), r"\\sqrt{\1\2}"),
-    (re.compile(r"(\d)\s+(\d+)\s*/\s*(\d+)"), r"\1 \\frac{\2}{\3}"),  # 11 5/6
+    (r"(?<![A-Za-z\\])(pi|theta|alpha|beta|lambda|omega|sqrt)(?![A-Za-z])", r"\\\1 "),
+    (r"(?<![A-Za-z\\])(?:infinity|infty|inf|oo)(?![A-Za-z])", r"\\infty "),
+    (r"\\sqrt\s*(?:\(([^()]*)\)|(\d+))", r"\\sqrt{\1\2}"),
+    (r"(\d)\s+(\d+)\s*/\s*(\d+)", r"\1 \\frac{\2}{\3}"),  # 11 5/6
     # 3(6/7) is a product, and no mixed number
-    (re.compile(r"(?<![\w^.}])(\d+)\s*(?=(?:\\left\s*)?\(\s*(?:\d|\\[dt]?frac))"), r"\1 \\cdot "),
+    (r"(?<![\w^.}])(\d+)\s*(?=(?:\\left\s*)?\(\s*(?:\d|\\[dt]?frac))", r"\1 \\cdot "),
     # 52 in base 8, 52\text{ (base eight)}
-    (re.compile(r"(?<=\w)[\s({]*(?:\\text\w*\s*\{)?[\s(]*(?:in )?base[\s-]*(\w+)[)}\s]*"),
-     r"_{\1}"),
+    (r"(?<=\w)[\s({]*(?:\\text\w*\s*\{)?[\s(]*(?:in )?base[\s-]*(\w+)[)}\s]*", r"_{\1}"),
+    # LaTeX's spaces at both ends
+    (r"^(?:\\[,;! ]|\\q?quad\b|\s)+|(?:\\[,;! ]|\\q?quad\b|[\s~])+$", ""),
+    # a word in any case: YES, \text{Yes}
+    (r"^(?:\\text\w*\s*\{)?\s*([A-Za-z]{2,})\s*\}?$", lambda word: word[1].lower()),
 ]
 
 
 def _latex(text):
     """The answer in LaTeX that math-verify reads: without $ and Unicode, and with one spelling."""
     text = text.translate(TYPED).translate(PARTS).translate(SIGNS)
-    for pattern, same in SPELLINGS:
-        text = pattern.sub(same, text)
-    text = text.strip(" *")
+    text = respelled(text, LATEX + SPELLINGS).strip(" *")
     return text if text.endswith("..") else text.rstrip(" .,;")
 
 
@@ -121,7 +127,7 @@ def _bases(latex):
 
 # after a value: "cm", "\\text{ cm}^2", "厘米"; or words that are no unit
 TAIL = re.compile(
-    r"(?<=[\w})\]!|])(?:\\[,;:! ]|[\s~])*(?:\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}"
+    r"(?<=[\w})\]!|])(?:\\[,;:! ]|[\s~])*(?:%|\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}"
     r"|(?<![A-Za-z\\])(?:[A-Za-z][A-Za-z./][A-Za-z./ ]*|[\u4e00-\u9fff]+))(?:\^\{?[23]\}?)?\Z")
 # what math-verify drops although it changes the answer: words, the prime of A', dots
 DROPPED = re.compile(
@@ -133,7 +139,49 @@ def _split(latex):
     """("\\sqrt{2}", "cm²") of "\\sqrt{2}\\text{ cm}^2"; the unit is "" without one."""
     tail = TAIL.search(latex)
     measured = tail and number_and_unit("2" + tail[0])
-    return (latex[: tail.start()], measured[1]) if measured else (latex, "")
+    value, unit = (latex[: tail.start()], measured[1]) if measured else (latex, "")
+    return re.sub("[$%]", " ", value), unit
+
+
+# --- what is left to do ---
+
+# the kinds of calculations, and of marks, that math-verify computes or drops. If the gold answer
+# has none of the kind, the answer may only repeat the question.
+OF_NUMBERS = (
+    r"(?:[\s({})\[\]\d./^-]|\\(?:left|right|[dt]?frac|sqrt|pi|circ|cdot)(?![a-z]))")
+KINDS = (
+    r"\\i*o?int(?![a-z])", r"\\sum(?![a-z])", r"\\prod(?![a-z])", r"\\lim(?![a-z])",
+    # d/dx and ∂/∂x, a determinant, and e^0
+    r"\\[dt]?frac\s*\{\s*(?:d|\\partial|\\mathrm\{d\})(?:\s*\^\S+?)?\s*\}\s*\{"
+    r"\s*(?:d|\\partial|\\mathrm\{d\})",
+    r"\\det(?![a-z])|[vV]matrix", r"(?<![A-Za-z])[A-Za-z]\s*\^\s*\{?\s*[-+]?0\s*\}?(?![.\d])",
+    # matrices beside each other, and powers of one; sets in braces beside each other
+    r"\\end\{\w*matrix\}(?:\\right\W|\s|\\[()])*(?:\\cdot|\\times|[-+*])?"
+    r"(?:\\left\W|\s|\\[()])*(?:\\begin|\^)",
+    r"\\\}\s*\\(?:cup|setminus)\s*(?:\\left\s*)?\\\{|\\cap(?![a-z])",
+    # a sine, or an arc, of a number
+    r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![a-z])(?:\s*\^\s*\{?-?\d\}?)?"
+    rf"{OF_NUMBERS}*(?:\d|\\pi){OF_NUMBERS}*(?=\Z|[-+,=])",
+    r"\\(?:approx|sim|simeq)(?![a-z])|≈|(?<![\w{}\\/])~",
+    r"\\infty\s*(?:\\right\s*)?\]|\[\s*-\s*\\infty",  # ∞ is in no interval
+)
+# {1, 2} for (1, 2)
+SET_FOR_PAIR = re.compile(r"(?:\\left\s*)?\\\{[^()]*,[^()]*\\\} for (?:\\left\s*)?\(")
+# an equation of one variable that is not solved: 2x = 18, x^2 = 18; but x, f(3) and |z| are names
+PART = r"(?:[-+*/^().{}\[\]|\d\s]|\\(?:sqrt|[dt]?frac|cdot|times|left|right|pi)(?![a-z]))"
+UNSOLVED = re.compile(
+    r"(?![\s(){}|]*([A-Za-z]|\\[a-z]+)[\s(){}|]*=)(?![A-Za-z](?:\^\{?-1\}?)?\([^()A-Za-z]*\)\s*=)"
+    rf"{PART}*([A-Za-z]|\\(?:theta|alpha|beta|phi|omega|lambda)(?![a-z]))(?:{PART}|\2)*=.*")
+
+
+def _is_left_to_do(given, gold):
+    """Does the answer leave to its judge what the gold answer has done?"""
+    if SET_FOR_PAIR.match(f"{given} for {gold}"):
+        return True
+    if "=" not in gold and UNSOLVED.fullmatch(given):
+        return True
+    stated = given.rpartition("=")[2]  # "\\int_0^1 2x\\,dx = 1" states 1
+    return any(re.search(kind, stated) and not re.search(kind, gold) for kind in KINDS)
 
 
 # --- the process that judges the rest ---

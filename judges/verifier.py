@@ -36,6 +36,9 @@ def verdict(gold, given):
     if not expected or not found:
         return "wrong" if expected else "no gold"
     value = getattr(found[0], "rhs", found[0])  # the 5 of "x=5"
+    calculation = getattr(found[0], "lhs", value)  # the 2+2 of "2+2=5"
+    if calculation.is_number and not same_value(value, calculation):
+        return "wrong"
     # math-verify reads only the last equation of "x=5 \\lor x=6", unless it reads all of them as a
     # set
     several = given.count("=") > max(1, gold.count("=")) and not isinstance(value, FiniteSet)
@@ -91,6 +94,8 @@ def same_value(gold, given, *options):
     a, b = exact(gold), exact(given)
     if a is not None and b is not None:
         return a == b
+    if gold.is_infinite or given.is_infinite:
+        return gold == given
     try:
         distance = abs((gold - given).evalf(DIGITS))
         # |gold − given| ≤ 10^-30 · |gold|
