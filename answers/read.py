@@ -30,7 +30,7 @@ def gold_answer(text):
 
 
 def extract_code(text):
-    """The program in the last ```python block after the thoughts (`python_fences`). None if no block
+    """The program in the last block after the thoughts that `python_fences` names. None if no block
     is complete."""
     _, opening, rest = python_fences(after_thoughts(text)).rpartition("```python\n")
     code, closing, _ = rest.partition("```")
@@ -43,8 +43,8 @@ ONLY_BLOCK = re.compile(
 
 
 def python_fences(text):
-    """The text with ```python for each fence that opens a program: ```python3, ```py, and ``` without
-    a name if it opens the only block."""
+    """The text with ```python for each fence that opens a program: ```python3, ```py, and ```
+    without a name if it opens the only block."""
     return ONLY_BLOCK.sub(r"\1```python", FENCE.sub("```python", text))
 
 
@@ -54,8 +54,8 @@ def python_fences(text):
 THOUGHT = (
     r"[\w:|-]{0,20}(?:think|thought|reason|reflect|rationale|scratchpad|analysis|inner_"
     r"|\b(?:cot|plan|planning)\b)[\w:|-]{0,20}")
-# Magistral has [THINK], Kimi ◁think▷, MedGemma <unused94>, and gpt-oss channels; without its special
-# tokens its completion begins as "analysisWe need"
+# Magistral has [THINK], Kimi ◁think▷, MedGemma <unused94>, and gpt-oss channels; if its special
+# tokens are left out, its completion begins as "analysisWe need"
 BEGINS = re.compile(
     rf"(?i)<{THOUGHT}>|\[think\]|◁think▷|<unused94>|\A(?-i:analysis)(?=[A-Za-z])"
     r"|<\|channel\|?>(?:analysis|commentary|thought)")
