@@ -39,7 +39,7 @@ UNITS = dict(pair.split("=") for pair in (  # in one spelling
     "millimeter=mm centimeter=cm meter=m metre=m kilometer=km inch=in inche=in foot=ft feet=ft"
     " yard=yd mile=mi gram=g kilogram=kg pound=lb ounce=oz second=s sec=s minute=min hour=h hr=h"
     " liter=l milliliter=ml square=² sq=² cubic=³ rad=radian degc=degreecelsius"
-    " degf=degreefahrenheit pct=percent percentage=percent usd=dollar eur=euro gbp=lb"
+    " degf=degreefahrenheit pct=percent percentage=percent usd=dollar eur=euro gbp=lb celsiu=celsius"
     " 美元=dollar 欧元=euro 度=degree"
 ).split())
 SIGNS = str.maketrans({
