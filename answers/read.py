@@ -37,15 +37,15 @@ def extract_code(text):
     return code if opening and closing else None
 
 
-FENCE = re.compile(r"(?i)```(?:python3?|py)\b[ \t]*")
-ONLY_BLOCK = re.compile(
+FENCE = r"(?i)```(?:python3?|py)\b[ \t]*"
+ONLY_BLOCK = (
     r"(?s)\A((?:(?!```).)*)```[ \t]*(?=\n(?:(?!```).)*(?:```(?:(?!```).)*)?\Z)")
 
 
 def python_fences(text):
     """The text with ```python for each fence that opens a program: ```python3, ```py, and ```
     without a name if it opens the only block."""
-    return ONLY_BLOCK.sub(r"\1```python", FENCE.sub("```python", text))
+    return re.sub(ONLY_BLOCK, r"\1```python", re.sub(FENCE, "```python", text))
 
 
 # --- thoughts ---
@@ -56,26 +56,26 @@ THOUGHT = (
     r"|\b(?:cot|plan|planning)\b)[\w:|-]{0,20}")
 # Magistral has [THINK], Kimi ◁think▷, MedGemma <unused94>, and gpt-oss channels; if its special
 # tokens are left out, its completion begins as "analysisWe need"
-BEGINS = re.compile(
+BEGINS = (
     rf"(?i)<{THOUGHT}>|\[think\]|◁think▷|<unused94>|\A(?-i:analysis)(?=[A-Za-z])"
     r"|<\|channel\|?>(?:analysis|commentary|thought)")
 # the end of the thoughts, or the mark of the final answer
-ENDS = re.compile(
+ENDS = (
     rf"(?i)<(?:\|?/|\|(?=end|inner_suffix)){THOUGHT}>|\[/think\]|◁/think▷"
     r"|<\|channel\|>final<\|message\|>|<channel\|>|assistantfinal|<unused95>"
     r"|\[begin final response\]|here is my response:")
 # Qwen's templates have <tool_response>
-TOOL = re.compile(r"(?s)<(result|tool_response)>(?:(?!<\1>).)*?</\1>")
+TOOL = r"(?s)<(result|tool_response)>(?:(?!<\1>).)*?</\1>"
 
 
 def after_thoughts(text):
     """The text after the last end of a thought, as `</think>`, without what a tool wrote. It is
     empty if the completion ended inside a thought."""
-    text = ENDS.split(text)[-1]
-    if BEGINS.search(text):
+    text = re.split(ENDS, text)[-1]
+    if re.search(BEGINS, text):
         return ""
     text = text.replace("<|begin_of_box|>", "\\boxed{").replace("<|end_of_box|>", "}")  # GLM's
-    return TOOL.sub(" ", text)
+    return re.sub(TOOL, " ", text)
 
 
 # --- the forms of an answer ---
@@ -87,11 +87,11 @@ MARKS = [
      r"|\[end final response\]", "\n"),
     (r"(?i)\\text\w*\{([^{}]*answer[^{}]*)\}", r"\1"),
 ]
-TAG = re.compile(r"(?is)<answer>((?:(?!</?answer>).)*)</answer>")
+TAG = r"(?is)<answer>((?:(?!</?answer>).)*)</answer>"
 
 
 def _tagged(text):
-    tags = TAG.findall(text)
+    tags = re.findall(TAG, text)
     return tags[-1] if tags else None
 
 
@@ -103,11 +103,11 @@ def _after_hashes(text):
     for rest in reversed(text.split("####")[1:]):
         line = rest.partition("\n")[0]
         if line.strip():  # a heading, if "the answer is" stands in it or below it
-            return None if PHRASE.search(rest) else line
+            return None if re.search(PHRASE, rest) else line
     return None
 
 
-PHRASE = re.compile(
+PHRASE = (
     r"(?i)(?:(?<!wrong )(?<!incorrect )(?<!not the )\banswer"
     r"(?: choice| to (?:the|this) (?:question|problem))?"
     r"|\b(?:correct|right|best) (?:option|choice))[*_\s]*"
@@ -120,29 +120,29 @@ PHRASE = re.compile(
     # 答：小明一共有18个苹果
     r"|答[:：](?:[^\d\n。不没非负少亏约近至超]{0,40}[有是为共要得剩了需到](?=\d))?")
 # the end of a sentence: after "Mr" or "Dr" there is none
-SENTENCE = re.compile(
+SENTENCE = (
     r"(?<!\b[A-Z][a-z])(?<!\b[A-Z][a-z][a-z])\.[*_]*\s+(?=[A-Z])|[。；]|．(?!\d)"
     r"|,? (?=(?:which|because|since)\b)"
     r"|, (?=(?:as|so|where|making|meaning|in total|in all|altogether|overall|not)\b)"
     r"|，(?=因为|所以|即|也就是)")
 # what is said of another option or number: "C, not B", "B because A is false"
-OTHERS = re.compile(
+OTHERS = (
     r"\A(\W*([A-J]|\d+(?:[.,]\d+)*)\b.*?)(?:,? (?:and |but )?(?:"
     r"(?:not|rather than|instead of) (?:option )?[($]*(?!\2\b)(?:[A-J]|\d+(?:[.,]\d+)*)\b\)?"
     r"|(?:(?!\2\b)[A-J]\b(?:,? and |,? or |, )?)+ ?(?:is|are) (?:all |both |also )?"
     r"(?:false|wrong|incorrect|not (?:true|correct|right))))+")
 LINE = re.compile(r"(?!```\w*$|\\(?:begin|end)\b).*\w")  # not "$$", not "```"
 # all lines of a list, which begins with a bullet or with 1, (a), …; or the first line
-LIST = re.compile(
+LIST = (
     rf"(?=\s*(?:[-*•–|①]|\W{{0,2}}[1aAi]\W))(?:{BULLET}.*\n?)+|(?:{EQUATION}.*\n?)+"
     r"|(?:[ \t]*(?:[-+$\\(]*[\d.,/]+[$\\) \t]*|and|or)(?:\n|\Z))+|.*")
 
 
 def _after_phrase(text):
-    for rest in reversed(PHRASE.split(text)[1:]):
+    for rest in reversed(re.split(PHRASE, text)[1:]):
         lines = list(filter(LINE.match, rest.split("\n")))
         if lines:
-            items = LIST.match("\n".join(lines))[0].splitlines()
+            items = re.match(LIST, "\n".join(lines))[0].splitlines()
             return ", ".join(dict.fromkeys(map(_first_sentence, items)))
     return None
 
@@ -150,10 +150,10 @@ def _after_phrase(text):
 def _first_sentence(line):
     """The sentence "$4$" of "$4$. I hope it is correct." The whole line if a number follows, which
     may be another answer, or a word that takes the answer back."""
-    line = OTHERS.sub(r"\1", line)
-    sentence = SENTENCE.split(line)[0]
+    line = re.sub(OTHERS, r"\1", line)
+    sentence = re.split(SENTENCE, line)[0]
     rest = line[len(sentence) :]
-    if re.search(r"\d", rest) or TAKES_BACK.search(rest):
+    if re.search(r"\d", rest) or re.search(TAKES_BACK, rest):
         sentence = line
     # "- 3" begins a line with a bullet; after "Answer: " it is a number
     return re.sub(r"^[-*•–]\s|(?<!\.)\.[\s*_]*$", "", sentence).strip(" \t*_")

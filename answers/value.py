@@ -10,12 +10,12 @@ from answers.units import HAN, NUMBER_WORDS, changes_number, same_unit, unit_of
 
 MINUS = "-‐‑‒–−－"
 # between the minus and the number: currency, opening brackets, bold type, LaTeX's spaces
-SIGN = re.compile(rf"[{MINUS}](\s)?[ \t\n$€£¥₹(\[{{*\\,;:!]*\Z")
+SIGN = rf"[{MINUS}](\s)?[ \t\n$€£¥₹(\[{{*\\,;:!]*\Z"
 # a minus after one of these is a subtraction, a hyphen or a dash: a number ("7", "7x") on the same
 # line, a letter without a space in between, a dash
-SUBTRACTS = re.compile(
+SUBTRACTS = (
     rf"(?:[0-9][A-Za-z]?[ \t$*)\]}}%°\\]*|[A-Za-z][$*)\]}}%°\\]*|[{MINUS}—])\Z")
-OPENS = re.compile(r"(?:\A|[=(\[{]|(?i:<answer>))[\s*]*\Z|\$\Z")
+OPENS = r"(?:\A|[=(\[{]|(?i:<answer>))[\s*]*\Z|\$\Z"
 
 
 def ends_in_minus(before):
@@ -24,13 +24,13 @@ def ends_in_minus(before):
     A list bullet, a dash and a subtraction are no minus sign. A minus with white space after it is
     a sign only after "=", after an opening bracket, or at the beginning of the text.
     """
-    sign = SIGN.search(before)
+    sign = re.search(SIGN, before)
     if sign is None:
         return False
     left = before[: sign.start()]
-    if SUBTRACTS.search(left):
+    if re.search(SUBTRACTS, left):
         return False
-    return sign[1] is None or OPENS.search(left) is not None
+    return sign[1] is None or re.search(OPENS, left) is not None
 
 
 # --- numbers ---
@@ -57,11 +57,11 @@ def number_and_unit(text):
     text = _plain(text)
     name, _, stated = text.rpartition("=" if "=" in text else ":")
     stated = stated.lstrip()
-    number = NUMBER.match(stated)
+    number = re.match(NUMBER, stated)
     if number is None or changes_number(name):
         return None
     value = _value(*number.groups(""))
-    named = NAME.fullmatch(name) or "=" in text and _calculated(name) == value
+    named = re.fullmatch(NAME, name) or "=" in text and _calculated(name) == value
     if value is None or not named:
         return None
     unit = unit_of(stated[number.end() :], of_one=abs(value) <= 1)
@@ -81,7 +81,7 @@ def _same(given, gold):
 
 def other_variable(given, gold):
     """Are both one equation, but for different variables, as "x = 2" and "y = 2"?"""
-    names = VARIABLES.fullmatch(f"{given}\n{gold}")
+    names = re.fullmatch(VARIABLES, f"{given}\n{gold}")
     return names is not None and names[1].lower() != names[2].lower()
 
 
@@ -102,12 +102,12 @@ def last_number(text):
 
 
 # what the number is: "total =", "答案:"
-NAME = re.compile(rf"(?:[A-Za-z\s./$]|{HAN})*")
-VARIABLES = re.compile("\n".join(2 * [
+NAME = rf"(?:[A-Za-z\s./$]|{HAN})*"
+VARIABLES = ("\n".join(2 * [
     r"[\s$({]*(?:\\[(\[]\s*)?([A-Za-z]|\\[a-z]+)[\s$]*=[^=]*"]))
 DIGITS = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 # a sign and digits; then the rest of 1&1/2 (mixed) or 3/4, or the exponent of 1.5×10^3
-NUMBER = re.compile(
+NUMBER = (
     rf"([-+]?)\s*({DIGITS})(?:&([0-9]+))?(?:\s*/\s*({DIGITS}))?(?:×10\^(-?[0-9]{{1,3}})(?![0-9]))?")
 
 
@@ -127,16 +127,16 @@ def _value(sign, digits, above, below, exponent):
 
 
 # "9 * 2 + 1", of which each number may be in dollars
-SUM = re.compile(rf"\s*([-+*/]?)\s*[$€£]?\s*({DIGITS})\s*")
+SUM = rf"\s*([-+*/]?)[\s$€£]*({DIGITS})[\s$€£]*"
 
 
 def _calculated(text):
     """The value of a sum of products and quotients; None if the text is no sum."""
     text = re.sub(r"\\times|\\cdot|[×·]", "*", text)
-    if SUM.sub("", text):
+    if re.sub(SUM, "", text):
         return None
     total = product = Fraction(0)
-    for mark, digits in SUM.findall(text):
+    for mark, digits in re.findall(SUM, text):
         number = Fraction(digits.replace(",", ""))
         if mark == "*":
             product *= number

@@ -59,7 +59,7 @@ def _is_right(given, gold):
     bases = _bases(gold)
     if bases or _bases(given):  # math-verify reads no base; a base may be left out, as a unit may
         same = _bases(given) in ([], bases)
-        return same and BASE.sub(r"\1", given) == BASE.sub(r"\1", gold)
+        return same and re.sub(BASE, r"\1", given) == re.sub(BASE, r"\1", gold)
     if number_and_unit(given) and number_and_unit(gold) and given.count("{") == given.count("}"):
         return same_quantity(given, gold)
     (given, unit), (gold, gold_unit) = _split(given), _split(gold)
@@ -68,9 +68,8 @@ def _is_right(given, gold):
         return False
     if ":" in given + gold:  # 2:40 is no division
         return given == gold
-    if DROPPED.findall(given.lower()) != DROPPED.findall(gold.lower()):
-        return False
-    if other_variable(given, gold) or _is_left_to_do(given, gold):
+    dropped = re.findall(DROPPED, given.lower()) != re.findall(DROPPED, gold.lower())
+    if dropped or other_variable(given, gold) or _is_left_to_do(given, gold):
         return False
     return _ask_verifier(gold, given)
 
@@ -79,10 +78,10 @@ def _is_right(given, gold):
 
 # what models type for LaTeX; a space keeps it apart from the next letter
 COMMANDS = (
-    r"\pi \theta \alpha \beta \lambda \phi \omega \infty \sqrt ^\circ \times \cdot / \pm \le \ge"
-    r" \ne \cup \cap \in \emptyset _0 _1 _2 _3 _4 _5 _6 _7 _8 _9")
-SIGNS = "πθαβλφω∞√°×·÷±≤≥≠∪∩∈∅₀₁₂₃₄₅₆₇₈₉"
-SIGNS = {ord(sign): command + " " for sign, command in zip(SIGNS, COMMANDS.split(), strict=True)}
+    r"\pi |\theta |\alpha |\beta |\lambda |\phi |\omega |\infty |\sqrt |^\circ |\times |\cdot |/ "
+    r"|\pm |\le |\ge |\ne |\cup |\cap |\in |\emptyset "
+    r"|_0 |_1 |_2 |_3 |_4 |_5 |_6 |_7 |_8 |_9 ").split("|")
+SIGNS = str.maketrans(dict(zip("πθαβλφω∞√°×·÷±≤≥≠∪∩∈∅₀₁₂₃₄₅₆₇₈₉", COMMANDS, strict=True)))
 SPELLINGS = [  # the same in mathematics: (pattern, how math-verify reads it)
     (r"(?<=\d)(?:\\[,;:! ]|~)(?=\d{3}(?!\d))", ""),  # 1\,000
     (r"(?<!\\)\\[()\[\]:]", " "),
@@ -117,27 +116,27 @@ def _latex(text):
 
 # --- what math-verify does not see ---
 
-BASE = re.compile(r"(\d[0-9A-F]*|\b[A-F]{2,})\s*_\s*\{?(?:\\text\w*\s*\{)?\s*(\w+)\}*")
+BASE = r"(\d[0-9A-F]*|\b[A-F]{2,})\s*_\s*\{?(?:\\text\w*\s*\{)?\s*(\w+)\}*"
 
 
 def _bases(latex):
     """The bases of the numbers in an answer: ["8"] of 52_8."""
-    return [NUMBER_WORDS.get(base, base) for _, base in BASE.findall(latex)]
+    return [NUMBER_WORDS.get(base, base) for _, base in re.findall(BASE, latex)]
 
 
 # after a value: "cm", "\\text{ cm}^2", "厘米"; or words that are no unit
-TAIL = re.compile(
+TAIL = (
     r"(?<=[\w})\]!|])(?:\\[,;:! ]|[\s~])*(?:%|\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}"
     r"|(?<![A-Za-z\\])(?:[A-Za-z][A-Za-z./][A-Za-z./ ]*|[\u4e00-\u9fff]+))(?:\^\{?[23]\}?)?\Z")
 # what math-verify drops although it changes the answer: words, the prime of A', dots
-DROPPED = re.compile(
+DROPPED = (
     r"(?<![\\a-z])(?<!begin\{)(?<!end\{)(?!and\b)(?:[a-z]{3,}|no\b|or so)"
     r"|[\u4e00-\u9fff]+|'|\\prime|\\[lc]?dots|\.\.|…")
 
 
 def _split(latex):
     """("\\sqrt{2}", "cm²") of "\\sqrt{2}\\text{ cm}^2"; the unit is "" without one."""
-    tail = TAIL.search(latex)
+    tail = re.search(TAIL, latex)
     measured = tail and number_and_unit("2" + tail[0])
     value, unit = (latex[: tail.start()], measured[1]) if measured else (latex, "")
     return re.sub("[$%]", " ", value), unit
@@ -155,6 +154,7 @@ KINDS = (
     r"\\[dt]?frac\s*\{\s*(?:d|\\partial|\\mathrm\{d\})(?:\s*\^\S+?)?\s*\}\s*\{"
     r"\s*(?:d|\\partial|\\mathrm\{d\})",
     r"\\det(?![a-z])|[vV]matrix", r"(?<![A-Za-z])[A-Za-z]\s*\^\s*\{?\s*[-+]?0\s*\}?(?![.\d])",
+    r"\\binom\s*\{?\s*\d+\s*\}?\s*\{?\s*\d",
     # matrices beside each other, and powers of one; sets in braces beside each other
     r"\\end\{\w*matrix\}(?:\\right\W|\s|\\[()])*(?:\\cdot|\\times|[-+*])?"
     r"(?:\\left\W|\s|\\[()])*(?:\\begin|\^)",
@@ -166,22 +166,21 @@ KINDS = (
     r"\\infty\s*(?:\\right\s*)?\]|\[\s*-\s*\\infty",  # ∞ is in no interval
 )
 # {1, 2} for (1, 2)
-SET_FOR_PAIR = re.compile(r"(?:\\left\s*)?\\\{[^()]*,[^()]*\\\} for (?:\\left\s*)?\(")
+SET_FOR_PAIR = r"(?:\\left\s*)?\\\{[^()]*,[^()]*\\\} for (?:\\left\s*)?\("
 # an equation of one variable that is not solved: 2x = 18, x^2 = 18; but x, f(3) and |z| are names
 PART = r"(?:[-+*/^().{}\[\]|\d\s]|\\(?:sqrt|[dt]?frac|cdot|times|left|right|pi)(?![a-z]))"
-UNSOLVED = re.compile(
+UNSOLVED = (
     r"(?![\s(){}|]*([A-Za-z]|\\[a-z]+)[\s(){}|]*=)(?![A-Za-z](?:\^\{?-1\}?)?\([^()A-Za-z]*\)\s*=)"
     rf"{PART}*([A-Za-z]|\\(?:theta|alpha|beta|phi|omega|lambda)(?![a-z]))(?:{PART}|\2)*=.*")
 
 
 def _is_left_to_do(given, gold):
     """Does the answer leave to its judge what the gold answer has done?"""
-    if SET_FOR_PAIR.match(f"{given} for {gold}"):
-        return True
-    if "=" not in gold and UNSOLVED.fullmatch(given):
+    if "=" not in gold and re.fullmatch(UNSOLVED, given):
         return True
     stated = re.split(r"=(?![^{]*\})", given)[-1]  # "\\int_0^1 2x\\,dx = 1" states 1
-    return any(re.search(kind, stated) and not re.search(kind, gold) for kind in KINDS)
+    computed = any(re.search(kind, stated) and not re.search(kind, gold) for kind in KINDS)
+    return computed or re.match(SET_FOR_PAIR, f"{given} for {gold}") is not None
 
 
 # --- the process that judges the rest ---

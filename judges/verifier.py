@@ -42,10 +42,8 @@ def verdict(gold, given):
     # math-verify reads only the last equation of "x=5 \\lor x=6", unless it reads all of them as a
     # set
     several = given.count("=") > max(1, gold.count("=")) and not isinstance(value, FiniteSet)
-    # "3*4" equals 12, but often it only repeats the question. math-verify computes binomials while
-    # it reads them
-    computed = isinstance(value, Number) and "binom" not in given
-    if several or isinstance(expected[0], Number) and not computed:
+    # "3*4" equals 12, but often it only repeats the question
+    if several or isinstance(expected[0], Number) and not isinstance(value, Number):
         return "wrong"
     return "right" if verify(expected, found, timeout_seconds=None) else "wrong"
 
@@ -62,19 +60,8 @@ def exact(value):
     parts = [exact(part) for part in getattr(value, "args", ())]
     if not parts or None in parts:
         return None
-    kind = type(value).__name__
-    if kind == "UnevaluatedExpr":
-        return parts[0]
-    if kind == "Add":
-        return sum(parts)
-    if kind == "Mul":
-        return prod(parts)
-    if kind == "Pow":
-        return power(*parts)
-    if kind == "factorial":
-        n = parts[0]
-        return Fraction(factorial(int(n))) if n.denominator == 1 and 0 <= n < 5000 else None
-    return None
+    compute = RATIONAL.get(type(value).__name__)
+    return compute and compute(*parts)
 
 
 def power(base, exponent):
@@ -83,6 +70,16 @@ def power(base, exponent):
     if exponent.denominator != 1 or abs(exponent) * bits > BITS or not base and exponent < 0:
         return None
     return base**exponent
+
+
+def small_factorial(n):
+    return Fraction(factorial(int(n))) if n.denominator == 1 and 0 <= n < 5000 else None
+
+
+# what is computed of rational numbers
+RATIONAL = {
+    "UnevaluatedExpr": Fraction, "Add": lambda *parts: sum(parts),
+    "Mul": lambda *parts: prod(parts), "Pow": power, "factorial": small_factorial}
 
 
 def same_value(gold, given, *options):
