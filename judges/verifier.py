@@ -17,7 +17,7 @@ from fractions import Fraction
 from math import factorial, prod
 
 from math_verify import LatexExtractionConfig, grader, parse, verify
-from sympy import FiniteSet, Float, MatrixBase, Number, Rational, solve
+from sympy import FiniteSet, Float, MatrixBase, Number, Rational, oo, solve
 
 # mathematics.py has read the units; math-verify would drop the h of 2\pi h, too
 FORM = LatexExtractionConfig(
@@ -92,9 +92,10 @@ def same_value(gold, given, *options):
     if a is not None and b is not None:
         return a == b
     try:
-        size, distance = abs(gold.evalf(DIGITS)), abs((gold - given).evalf(DIGITS))
+        distance = abs((gold - given).evalf(DIGITS))
         # |gold − given| ≤ 10^-30 · |gold|, but ∞ is equal only to ∞
-        return gold == given or bool(size.is_finite and distance <= Rational(1, 10**30) * size)
+        bound = Rational(1, 10**30) * abs(gold.evalf(DIGITS))
+        return bool(distance <= bound < oo) or gold == given
     except TypeError:  # it has letters
         return False
 
