@@ -40,8 +40,9 @@ def math_accuracy(completions, answer, **columns):
     it in `\\boxed{}`. Rational numbers are compared exactly, other numbers to 30 digits of the gold
     answer: 3.141593 is not π, and 0.333333 is not 1/3. If the gold answer is a number, the
     completion must give a number too, not an expression ("3*4"); a unit may follow ("18 dollars").
-    Otherwise, any equal expression counts, by the library math-verify. An answer is wrong if it
-    cannot be parsed, or not judged within MATH_SECONDS and MATH_MEMORY. If the gold answer cannot
+    Otherwise, an equal expression counts, by the library math-verify, unless it leaves to do what
+    the gold answer has done (KINDS): "\\int 2x\\,dx" is not x^2. An answer is wrong if it cannot be
+    parsed, or not judged within MATH_SECONDS and MATH_MEMORY. If the gold answer cannot
     be parsed, a warning names it. Raises ImportError if math-verify is not installed. POSIX only.
     """
     pairs = zip(completions, answer, strict=True)
