@@ -14,7 +14,6 @@ from answers.read import after_thoughts, extract_answer, extract_code, gold_answ
 from answers.units import NUMBER_WORDS, changes_number, same_unit
 from answers.value import (
     LATEX,
-    PARTS,
     SUPERSCRIPTS,
     TYPED,
     last_number,

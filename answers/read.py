@@ -17,7 +17,7 @@ def extract_answer(text):
     box gives None. A `####` or "the answer is" with no text after it is ignored.
     """
     answer, text = None, respelled(after_thoughts(text), MARKS)
-    for form in (_tagged, _boxed, _after_hashes, _after_phrase):
+    for form in (_tagged, boxed, _after_hashes, _after_phrase):
         found = form(text)
         if found is not None:  # it may hold one of the next forms: look inside it
             answer = text = found.strip()
@@ -64,18 +64,19 @@ ENDS = (
     rf"(?i)<(?:\|?/|\|(?=end|inner_suffix)){THOUGHT}>|\[/think\]|◁/think▷"
     r"|<\|channel\|>final<\|message\|>|<channel\|>|assistantfinal|<unused95>"
     r"|\[begin final response\]|here is my response:")
-# Qwen's templates have <tool_response>
-TOOL = r"(?s)<(result|tool_response)>(?:(?!<\1>).)*?</\1>"
+# what is no text of the answer: (pattern, what it is for a reader)
+TOOLS = [
+    (r"<\|begin_of_box\|>", r"\\boxed{"), (r"<\|end_of_box\|>", "}"),  # GLM's
+    # Qwen's templates have <tool_response>
+    (r"(?s)<(result|tool_response)>(?:(?!<\1>).)*?</\1>", " "),
+]
 
 
 def after_thoughts(text):
     """The text after the last end of a thought, as `</think>`, without what a tool wrote. It is
     empty if the completion ended inside a thought."""
     text = re.split(ENDS, text)[-1]
-    if re.search(BEGINS, text):
-        return ""
-    text = text.replace("<|begin_of_box|>", "\\boxed{").replace("<|end_of_box|>", "}")  # GLM's
-    return re.sub(TOOL, " ", text)
+    return "" if re.search(BEGINS, text) else respelled(text, TOOLS)
 
 
 # --- the forms of an answer ---
@@ -91,12 +92,7 @@ TAG = r"(?is)<answer>((?:(?!</?answer>).)*)</answer>"
 
 
 def _tagged(text):
-    tags = re.findall(TAG, text)
-    return tags[-1] if tags else None
-
-
-def _boxed(text):
-    return boxed(text) if "box" in text else None
+    return (re.findall(TAG, text) or [None])[-1]
 
 
 def _after_hashes(text):

@@ -151,14 +151,13 @@ def _calculated(text):
 # what keyboards for Chinese and Japanese type (１８ （ ＝ 。 、), and the many kinds of minus
 TYPED = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
 TYPED |= str.maketrans("‐‑‒–−－—。、\u3000", "-------., ")
-# ½ is " 1/2": then 1½ is "1 1/2"
-PARTS = {
-    ord(part): " " + unicodedata.normalize("NFKC", part).replace("⁄", "/")
-    for part in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
-# LaTeX that is only dress, and commands that have another name: (pattern, what it means)
+# what is only dress in LaTeX, and what has another name: (pattern, what it means)
 LATEX = [
+    # ½ is " 1/2": then 1½ is "1 1/2"
+    (r"[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]",
+     lambda part: " " + unicodedata.normalize("NFKC", part[0]).replace("⁄", "/")),
     (r"\\(?:text)?color\s*\{[^{}]*\}", ""),
     (r"\\(?:boldsymbol|bm|underline|displaystyle|[bB]igg?[lrm]?)(?![A-Za-z])\s*", ""),
     (r"\\degree(?![A-Za-z])", r"^\\circ"),
@@ -173,6 +172,7 @@ LATEX = [
 ]
 # the same number in fewer spellings
 NUMBERS = [
+    (r"\{,\}", ","),
     (r"\\[cdt]?frac\s*(?:\{(-?[0-9]+)\}|([0-9]))\s*(?:\{([0-9]+)\}|([0-9]))", r" \1\2/\3\4 "),
     (r"([0-9])(?:\s|\\[,;:! ])+(?=[0-9]+ */ *[0-9])", r"\1&"),
     (r"\s*(?:\\times|\\cdot|[×·*x])\s*10\s*(?:\^\s*\{?(-?[0-9]+)\}?|([⁰¹²³⁴-⁹⁻]+))",
@@ -202,8 +202,7 @@ def respelled(text, table):
 
 def _plain(text):
     """A text in which the same number has fewer spellings: 3/4, 1&1/2 (mixed), 1.5×10^3."""
-    text = text.translate(TYPED).translate(PARTS).replace("{,}", ",")
-    return respelled(text, LATEX + NUMBERS).rstrip(" .,;")
+    return respelled(text.translate(TYPED), LATEX + NUMBERS).rstrip(" .,;")
 
 
 # --- options ---

@@ -13,7 +13,6 @@ from pathlib import Path
 from answers import (
     LATEX,
     NUMBER_WORDS,
-    PARTS,
     SUPERSCRIPTS,
     TYPED,
     extract_answer,
@@ -110,8 +109,7 @@ SPELLINGS = [  # the same in mathematics: (pattern, how math-verify reads it)
 
 def _latex(text):
     """The answer in LaTeX that math-verify reads: without $ and Unicode, and with one spelling."""
-    text = text.translate(TYPED).translate(PARTS).translate(SIGNS)
-    text = respelled(text, LATEX + SPELLINGS).strip(" *")
+    text = respelled(text.translate(TYPED).translate(SIGNS), LATEX + SPELLINGS).strip(" *")
     return text if text.endswith("..") else text.rstrip(" .,;")
 
 

@@ -89,7 +89,7 @@ def same_value(gold, given, *options):
         pairs = zip(gold.flat(), given.flat())
         return gold.shape == given.shape and all(grader.sympy_expr_eq(*p, *options) for p in pairs)
     a, b = exact(gold), exact(given)
-    if a is not None and b is not None:
+    if None not in (a, b):
         return a == b
     try:
         distance = abs((gold - given).evalf(DIGITS))
@@ -102,7 +102,7 @@ def same_value(gold, given, *options):
 
 def same_symbols(gold, given):
     """Is their difference 0 when it is simplified? In letters; decimals are exact."""
-    if exact(gold) is not None and exact(given) is not None:
+    if None not in (exact(gold), exact(given)):
         return False  # same_value has said so
     return simplifies_to_0(with_fractions(gold), with_fractions(given))
 
