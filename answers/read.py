@@ -3,7 +3,6 @@
 import re
 
 from answers.boxes import BULLET, EQUATION, TAKES_BACK, boxed
-from answers.value import respelled
 
 
 def extract_answer(text):
@@ -16,8 +15,13 @@ def extract_answer(text):
     "\\boxed{1} paper and \\boxed{2} bins" gives "1, 2". So are the lines of a list. An empty tag or
     box gives None. A `####` or "the answer is" with no text after it is ignored.
     """
-    answer, text = None, respelled(after_thoughts(text), MARKS)
-    for form in (_tagged, boxed, _after_hashes, _after_phrase):
+    answer, text = None, after_thoughts(text)
+    for pattern, meaning in MARKS:
+        text = re.sub(pattern, meaning, text)
+    tags = re.findall(TAG, text)
+    if tags:
+        answer = text = tags[-1].strip()
+    for form in (_boxed, _after_hashes, _after_phrase):
         found = form(text)
         if found is not None:  # it may hold one of the next forms: look inside it
             answer = text = found.strip()
@@ -76,7 +80,11 @@ def after_thoughts(text):
     """The text after the last end of a thought, as `</think>`, without what a tool wrote. It is
     empty if the completion ended inside a thought."""
     text = re.split(ENDS, text)[-1]
-    return "" if re.search(BEGINS, text) else respelled(text, TOOLS)
+    if re.search(BEGINS, text):
+        return ""
+    for pattern, meaning in TOOLS:
+        text = re.sub(pattern, meaning, text)
+    return text
 
 
 # --- the forms of an answer ---
@@ -91,8 +99,8 @@ MARKS = [
 TAG = r"(?is)<answer>((?:(?!</?answer>).)*)</answer>"
 
 
-def _tagged(text):
-    return (re.findall(TAG, text) or [None])[-1]
+def _boxed(text):
+    return boxed(text) if "box" in text else None
 
 
 def _after_hashes(text):
