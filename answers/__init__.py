@@ -18,7 +18,6 @@ from answers.value import (
     TYPED,
     last_number,
     number_and_unit,
-    other_variable,
     respelled,
     same_number,
     same_option,

@@ -68,12 +68,8 @@ ENDS = (
     rf"(?i)<(?:\|?/|\|(?=end|inner_suffix)){THOUGHT}>|\[/think\]|◁/think▷"
     r"|<\|channel\|>final<\|message\|>|<channel\|>|assistantfinal|<unused95>"
     r"|\[begin final response\]|here is my response:")
-# what is no text of the answer: (pattern, what it is for a reader)
-TOOLS = [
-    (r"<\|begin_of_box\|>", r"\\boxed{"), (r"<\|end_of_box\|>", "}"),  # GLM's
-    # Qwen's templates have <tool_response>
-    (r"(?s)<(result|tool_response)>(?:(?!<\1>).)*?</\1>", " "),
-]
+# Qwen's templates have <tool_response>
+TOOL = r"(?s)<(result|tool_response)>(?:(?!<\1>).)*?</\1>"
 
 
 def after_thoughts(text):
@@ -82,9 +78,8 @@ def after_thoughts(text):
     text = re.split(ENDS, text)[-1]
     if re.search(BEGINS, text):
         return ""
-    for pattern, meaning in TOOLS:
-        text = re.sub(pattern, meaning, text)
-    return text
+    text = text.replace("<|begin_of_box|>", "\\boxed{").replace("<|end_of_box|>", "}")  # GLM's
+    return re.sub(TOOL, " ", text)
 
 
 # --- the forms of an answer ---
