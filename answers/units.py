@@ -5,7 +5,8 @@ import re
 NAMES = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
     " sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety")
-NUMBER_WORDS = dict(zip(NAMES.split(), map(str, [*range(20), *range(20, 100, 10)])))
+DIGITS = "0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 30 40 50 60 70 80 90"
+NUMBER_WORDS = dict(zip(NAMES.split(), DIGITS.split(), strict=True))
 
 # --- words that change the number beside them ---
 

@@ -209,10 +209,10 @@ def _plain(text):
 
 # after any opening brackets: a letter alone, "B. 12" or "(B) 12", but not "(A) + 12"; no other
 # option after it
-OPTION = re.compile(
-    r"(?:\\(?:text|textbf|mathrm|mathbf|mbox)\{)?\(?([A-J])"
+OPTION = (
+    r"(?s)(?:\\(?:text|textbf|mathrm|mathbf|mbox)\{)?\(?([A-J])"
     r"(?!.*(?:\b[A-J][.)]|(?:,|/|\bor|\band)[\s(]*[A-J]\b))[\s})*$]*"
-    r"(?:\Z|[.:]|(?<=[)}*])(?:[\s~]|\\[ ,;:]|\\q?quad)+(?![\s~\\+*/=^_<>-]))(.*)", re.DOTALL)
+    r"(?:\Z|[.:]|(?<=[)}*])(?:[\s~]|\\[ ,;:]|\\q?quad)+(?![\s~\\+*/=^_<>-]))(.*)")
 
 
 def same_option(given, gold):
@@ -222,5 +222,5 @@ def same_option(given, gold):
 
 def _option(text):
     """("B", "12") for "B. 12"."""
-    option = OPTION.fullmatch(text.lstrip(" \n$*({")) if len(text) <= 200 else None
+    option = re.fullmatch(OPTION, text.lstrip(" \n$*({")) if len(text) <= 200 else None
     return option and (option[1], re.sub(r"\W", "", option[2]))
