@@ -20,6 +20,7 @@ from answers import (
     extract_answer,
     gold_answer,
     last_number,
+    python_fences,
     same_number,
     same_option,
     same_quantity,
@@ -106,10 +107,12 @@ def code_format(completions, **columns):
 
 def soft_code_format(completions, **columns):
     """0.25 for each of `<think>`, `</think>`, ```python and the closing ``` that occurs exactly
-    once, and after the mark before it: the loose form of `code_format`."""
+    once, and after the mark before it: the loose form of `code_format`. The fences are those of
+    `code_accuracy`: ```python3, ```py, and ``` if it opens the only block."""
     rewards = []
     for text in completions:
-        text = text.replace("```python", "<python>")  # it holds a "```", so it gets another name
+        # it holds a "```", so it gets another name
+        text = python_fences(text).replace("```python", "<python>")
         reward, position = 0.0, 0
         for mark in ("<think>", "</think>", "<python>", "```"):
             found = text.find(mark, position)

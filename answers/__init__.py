@@ -10,14 +10,15 @@ answer, but they never disagree about what the answer is. Which forms are read, 
 docs/rewards.md and tests/concepts/verdicts.jsonl. Plain Python: copy this folder with rewards.py.
 """
 
-from answers.read import after_thoughts, extract_answer, extract_code, gold_answer
-from answers.units import NUMBER_WORDS
+from answers.read import after_thoughts, extract_answer, extract_code, gold_answer, python_fences
+from answers.units import NUMBER_WORDS, changes_number, same_unit
 from answers.value import (
-    PARTS,
+    LATEX,
     SUPERSCRIPTS,
     TYPED,
     last_number,
     number_and_unit,
+    respelled,
     same_number,
     same_option,
     same_quantity,

@@ -5,7 +5,8 @@ import re
 NAMES = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
     " sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety")
-NUMBER_WORDS = dict(zip(NAMES.split(), map(str, [*range(20), *range(20, 100, 10)])))
+DIGITS = "0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 30 40 50 60 70 80 90"
+NUMBER_WORDS = dict(zip(NAMES.split(), DIGITS.split(), strict=True))
 
 # --- words that change the number beside them ---
 
@@ -24,13 +25,13 @@ CHANGES = (
 PART = (
     r"(?:four|six|seven|eigh|nin|eleven|twelf|\w{3,5}teen|\w{3,5}tie|thousand|[mb]illion)th"
     r"(?:s|(?=\W*(?:of\b|\Z)))")
-CHANGING = re.compile(
+CHANGING = (
     rf"(?<![a-z])(?:(?:{(CHANGES + NAMES).replace(' ', '|')})s?|{PART})(?![a-z])")
 
 
 def changes_number(words):
     """Does one of the words change the number beside it, as in "18 million" and "18 or so"?"""
-    return CHANGING.search(words.lower()) is not None
+    return re.search(CHANGING, words.lower()) is not None
 
 
 # --- units ---
@@ -38,8 +39,14 @@ def changes_number(words):
 UNITS = dict(pair.split("=") for pair in (  # in one spelling
     "millimeter=mm centimeter=cm meter=m metre=m kilometer=km inch=in inche=in foot=ft feet=ft"
     " yard=yd mile=mi gram=g kilogram=kg pound=lb ounce=oz second=s sec=s minute=min hour=h hr=h"
-    " liter=l milliliter=ml square=² sq=² cubic=³"
+    " liter=l milliliter=ml square=² sq=² cubic=³ rad=radian degc=degreecelsius"
+    " degf=degreefahrenheit celsiu=celsius pct=percent percentage=percent usd=dollar"
+    " eur=euro gbp=lb 美元=dollar 欧元=euro 度=degree"
 ).split())
+SIGNS = str.maketrans({
+    "$": " dollars ", "€": " euros ", "£": " pounds ", "%": " percent ", "°": " degrees "})
+# what follows one of these may be left out: "18 dollars each" is $18
+MAY_END = " dollar euro lb percent degree".split(" ")
 # words that end a unit as a plural does
 KNOWN = (
     "mm cm m km in inch ft foot feet yd mi g kg lb lbs oz s sec min h hr hrs l ml am pm mph kph rpm"
@@ -50,12 +57,12 @@ KNOWN = (
     " old long tall high wide deep left over total altogether remaining each apiece"
 ).replace(" ", "|")
 # "square feet", "miles/hour", "blue marbles in the bag": a plural, and what belongs to it
-UNIT = re.compile(
+UNIT = (
     rf"(?:(?:[a-z]{{3,}} |us |sq |cu |fl |o ){{0,3}}?(?:(?:[a-z]{{2,}}[a-hj-rtv-z]s|{KNOWN})"
     r"|(?P<singular>[a-z]{4,}))[²³]?)?(?:"
     rf"/(?:[a-z]{{4,}}[a-z ]*|{KNOWN})[²³]?)?"
     r"(?: ?\b(?:an?|of|each|every|in|for|at|on|from)(?: [a-z]{2,})+)?")
-UNKNOWN_LETTER = re.compile(r"(?<![A-Za-z])(?:[A-KM-Z]|MM)(?![A-Za-z])")  # 18 M
+UNKNOWN_LETTER = (r"(?<![A-Za-z])(?:[A-KM-Z]|MM)(?![A-Za-z])")  # 18 M
 # Chinese: a measure word and perhaps what is counted, 18个苹果. 18成, 18倍, 18多, 18以上 are others
 CHANGES_HAN = (
     "一二三四五六七八九十百千万亿半多余几以上下左右内外前后倍成折之不无没非错约近至整来许负零亏欠和或起出强弱方估猜可概应似")
@@ -65,7 +72,7 @@ MEASURED = (
     r"|[个個只名位人天年月日号时秒分元円块角毛钱本张支枝条头匹辆艘架座间套件枚份盒箱袋包瓶杯碗盘篮筐朵棵株片颗粒根页"
     r"字题道次遍步层楼排行列组队班户家场节课周岁度吨亩股票点级种样粒串把台扇口面顶门])"
     rf"{HAN}{{0,4}}")
-HAN_UNIT = re.compile(rf"{MEASURED}(?:[/每]{MEASURED})?")
+HAN_UNIT = rf"{MEASURED}(?:[/每]{MEASURED})?"
 
 
 def unit_of(words, of_one=False):
@@ -75,14 +82,21 @@ def unit_of(words, of_one=False):
 
     of_one: whether the number is at most 1; then its unit may be a singular.
     """
-    words = words.replace(".", "")
-    if UNKNOWN_LETTER.search(words):
+    words = words.replace(".", "").translate(SIGNS)
+    if re.search(UNKNOWN_LETTER, words):
         return None
     words = re.sub(r"\s*(?:/|\bper\b)\s*", "/", " ".join(words.lower().split()))
-    unit = UNIT.fullmatch(words)
+    unit = re.fullmatch(UNIT, words)
     if unit is None or unit["singular"] and not of_one or changes_number(words):
-        return words if HAN_UNIT.fullmatch(words) else None
+        return UNITS.get(words, words) if re.fullmatch(HAN_UNIT, words) else None
     # without the plural's "s", and with a power in front
     words = re.sub(
         r"([a-z]+?)s?([²³]?)(?![a-z])", lambda word: word[2] + UNITS.get(word[1], word[1]), words)
     return words.replace(" ", "")
+
+
+def same_unit(given, gold):
+    """Are both the same unit, as `unit_of` spells them? One may be left out."""
+    if given in MAY_END and gold.startswith(given):
+        return True
+    return given == gold or gold in MAY_END and given.startswith(gold)

@@ -4,18 +4,18 @@ import re
 import unicodedata
 from fractions import Fraction
 
-from answers.units import HAN, NUMBER_WORDS, changes_number, unit_of
+from answers.units import HAN, NUMBER_WORDS, changes_number, same_unit, unit_of
 
 # --- the sign of a number or a box ---
 
 MINUS = "-‐‑‒–−－"
 # between the minus and the number: currency, opening brackets, bold type, LaTeX's spaces
-SIGN = re.compile(rf"[{MINUS}](\s)?[ \t\n$€£¥₹(\[{{*\\,;:!]*\Z")
+SIGN = rf"[{MINUS}](\s)?[ \t\n$€£¥₹(\[{{*\\,;:!]*\Z"
 # a minus after one of these is a subtraction, a hyphen or a dash: a number ("7", "7x") on the same
 # line, a letter without a space in between, a dash
-SUBTRACTS = re.compile(
+SUBTRACTS = (
     rf"(?:[0-9][A-Za-z]?[ \t$*)\]}}%°\\]*|[A-Za-z][$*)\]}}%°\\]*|[{MINUS}—])\Z")
-OPENS = re.compile(r"(?:\A|[=(\[{]|<answer>)[\s*]*\Z|\$\Z")
+OPENS = r"(?:\A|[=(\[{]|(?i:<answer>))[\s*]*\Z|\$\Z"
 
 
 def ends_in_minus(before):
@@ -24,13 +24,13 @@ def ends_in_minus(before):
     A list bullet, a dash and a subtraction are no minus sign. A minus with white space after it is
     a sign only after "=", after an opening bracket, or at the beginning of the text.
     """
-    sign = SIGN.search(before)
+    sign = re.search(SIGN, before)
     if sign is None:
         return False
     left = before[: sign.start()]
-    if SUBTRACTS.search(left):
+    if re.search(SUBTRACTS, left):
         return False
-    return sign[1] is None or OPENS.search(left) is not None
+    return sign[1] is None or re.search(OPENS, left) is not None
 
 
 # --- numbers ---
@@ -39,11 +39,11 @@ def ends_in_minus(before):
 def to_number(text):
     """The one number that `text` states, as an exact Fraction; None if it does not state just one.
 
-    Before the number there may be "total =", a sign, a currency. After it there may be a unit, in
-    words that do not change its value. So "$1,234.50" and "1234.5 dollars" are the same number,
-    "\\frac{3}{4}" and "¾" are 0.75, "2 1/2" is 2.5, "1.5\\times10^3" and "1500元" are 1500. These
-    are None: "minus 5", "18 million", "3 fourths", "12 or 13", "1e3", "10-5", "Ann has 18",
-    "0.333…", an unfinished division ("36/2"), a text over 100 characters.
+    Before the number there may be "total =", a true sum as "9 * 2 =", a sign, a currency. After it
+    there may be a unit, in words that do not change its value. So "$1,234.50" and "1234.5 dollars"
+    are the same number, "\\frac{3}{4}" and "¾" are 0.75, "2 1/2" is 2.5, "1.5\\times10^3" and
+    "1500元" are 1500. These are None: "minus 5", "18 million", "3 fourths", "12 or 13", "1e3",
+    "10-5", "Ann has 18", "0.333…", an unfinished division ("36/2"), a text over 100 characters.
     """
     found = number_and_unit(text)
     return found and found[0]
@@ -57,11 +57,12 @@ def number_and_unit(text):
     text = _plain(text)
     name, _, stated = text.rpartition("=" if "=" in text else ":")
     stated = stated.lstrip()
-    number = NUMBER.match(stated)
-    if number is None or not NAME.fullmatch(name) or changes_number(name):
+    number = re.match(NUMBER, stated)
+    if number is None or changes_number(name):
         return None
     value = _value(*number.groups(""))
-    if value is None:
+    named = re.fullmatch(NAME, name) or "=" in text and _calculated(name) == value
+    if value is None or not named:
         return None
     unit = unit_of(stated[number.end() :], of_one=abs(value) <= 1)
     return None if unit is None else (value, unit)
@@ -69,14 +70,19 @@ def number_and_unit(text):
 
 def same_quantity(given, gold):
     """Do both texts state the same number, and the same unit if both name one?"""
-    return _same(number_and_unit(given), number_and_unit(gold))
+    same = _same(number_and_unit(given), number_and_unit(gold))
+    return same and not other_variable(given, gold)
 
 
 def _same(given, gold):
     """Pairs like (18, "m²"): are they equal, although one may leave out the second?"""
-    if given is None or gold is None or given[0] != gold[0]:
-        return False
-    return given[1] == gold[1] or "" in (given[1], gold[1])
+    return None not in (given, gold) and given[0] == gold[0] and same_unit(given[1], gold[1])
+
+
+def other_variable(given, gold):
+    """Are both one equation, but for different variables, as "x = 2" and "y = 2"?"""
+    names = re.fullmatch(VARIABLES, f"{given}\n{gold}")
+    return names is not None and names[1].lower() != names[2].lower()
 
 
 def same_number(given, gold, tolerance=0):
@@ -96,10 +102,12 @@ def last_number(text):
 
 
 # what the number is: "total =", "答案:"
-NAME = re.compile(rf"(?:[A-Za-z\s./]|{HAN})*")
+NAME = rf"(?:[A-Za-z\s./$]|{HAN})*"
+VARIABLES = ("\n".join(2 * [
+    r"[\s$({]*(?:\\[(\[]\s*)?([A-Za-z]|\\[a-z]+)[\s$]*=[^=]*"]))
 DIGITS = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 # a sign and digits; then the rest of 1&1/2 (mixed) or 3/4, or the exponent of 1.5×10^3
-NUMBER = re.compile(
+NUMBER = (
     rf"([-+]?)\s*({DIGITS})(?:&([0-9]+))?(?:\s*/\s*({DIGITS}))?(?:×10\^(-?[0-9]{{1,3}})(?![0-9]))?")
 
 
@@ -118,52 +126,93 @@ def _value(sign, digits, above, below, exponent):
     return -value if sign == "-" else value
 
 
+# "9 * 2 + 1", of which each number may be in dollars
+SUM = rf"\s*([-+*/]?)[\s$€£]*({DIGITS})[\s$€£]*"
+
+
+def _calculated(text):
+    """The value of a sum of products and quotients; None if the text is no sum."""
+    text = re.sub(r"\\times|\\cdot|[×·]", "*", text)
+    if re.sub(SUM, "", text):
+        return None
+    total = product = Fraction(0)
+    for mark, digits in re.findall(SUM, text):
+        number = Fraction(digits.replace(",", ""))
+        if mark == "*":
+            product *= number
+        elif mark == "/":
+            product = product / number if number else Fraction(0)
+        else:
+            total += product
+            product = -number if mark == "-" else number
+    return total + product
+
+
 # what keyboards for Chinese and Japanese type (１８ （ ＝ 。 、), and the many kinds of minus
 TYPED = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
 TYPED |= str.maketrans("‐‑‒–−－—。、\u3000", "-------., ")
-# ½ is " 1/2": then 1½ is "1 1/2"
-PARTS = {
-    ord(part): " " + unicodedata.normalize("NFKC", part).replace("⁄", "/")
-    for part in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
-FRACTION = re.compile(
-    r"\\[dt]?frac\s*(?:\{(-?[0-9]+)\}|([0-9]))\s*(?:\{([0-9]+)\}|([0-9]))")
-MIXED = re.compile(r"([0-9])(?:\s|\\[,;:! ])+(?=[0-9]+ */ *[0-9])")
-TEN_TO_THE = re.compile(
-    r"\s*(?:\\times|\\cdot|[×·*x])\s*10\s*(?:\^\s*\{?(-?[0-9]+)\}?|([⁰¹²³⁴-⁹⁻]+))")
-SAID_TWICE = re.compile(r"(?<![0-9.,])([0-9]+) ?\(([A-Za-z]+)\)")  # 2 (two)
-POWER_OF_UNIT = re.compile(r"(?<=[A-Za-z])(\}?) *\^ *\{?([23])\}?(?![0-9])")  # m^2
-# what may be around a number without changing it: LaTeX's text, spaces and brackets, bold type,
-# currency, percent, degrees
-CELSIUS = re.compile(r"(?:°|\^\{?\\circ\}?)\s*(?:\\[a-z]+\{)?([CF])\b")
-DRESS = re.compile(
-    r"\\(?:text|textbf|mathrm|mathbf|mbox)\b|\\[,;:!]|\^\{?\\circ\}?|\\?[ $%(){}\[\]]"
-    r"|(?<![0-9])\*\*|\*\*(?![0-9])|[€£¥￥₹°`'\"]"
-)
+# what is only dress in LaTeX, and what has another name: (pattern, what it means)
+LATEX = [
+    # ½ is " 1/2": then 1½ is "1 1/2"
+    (r"[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]",
+     lambda part: " " + unicodedata.normalize("NFKC", part[0]).replace("⁄", "/")),
+    (r"\\(?:text)?color\s*\{[^{}]*\}", ""),
+    (r"\\(?:boldsymbol|bm|underline|displaystyle|[bB]igg?[lrm]?)(?![A-Za-z])\s*", ""),
+    (r"\\degree(?![A-Za-z])", r"^\\circ"),
+    (r"\{\s*((?:[^{}]|\{[^{}]*\})*?)\s*\\over(?![a-z])\s*((?:[^{}]|\{[^{}]*\})*?)\s*\}",
+     r"\\frac{\1}{\2}"),
+    (r"^\s*(-?)([^,=()&]*?)\s*\\over(?![a-z])\s*([^,=()&]*?)\s*$", r"\1\\frac{\2}{\3}"),
+    # a space; but "~18" is about 18
+    (r"(?<=[\w{}\\/])\s*~(?!\d{3}(?!\d))", " "),
+    # $…$ and $$…$$, but not \$
+    (r"(?<!\\)(\$\$?)((?:[^$\\]|\\.)*)(?<!\\)\1", r" \2 "),
+    (r"\\([$%])", r"\1"),
+]
+# the same number in fewer spellings
+NUMBERS = [
+    (r"\{,\}", ","),
+    (r"\\[cdt]?frac\s*(?:\{(-?[0-9]+)\}|([0-9]))\s*(?:\{([0-9]+)\}|([0-9]))", r" \1\2/\3\4 "),
+    (r"([0-9])(?:\s|\\[,;:! ])+(?=[0-9]+ */ *[0-9])", r"\1&"),
+    (r"\s*(?:\\times|\\cdot|[×·*x])\s*10\s*(?:\^\s*\{?(-?[0-9]+)\}?|([⁰¹²³⁴-⁹⁻]+))",
+     lambda ten: "×10^" + (ten[1] or ten[2].translate(SUPERSCRIPTS))),
+    # 2 (two)
+    (r"(?<![0-9.,])([0-9]+) ?\(([A-Za-z]+)\)",
+     lambda m: m[1] if NUMBER_WORDS.get(m[2].lower()) == m[1] else m[0]),
+    # m^2
+    (r"(?<=[A-Za-z])(\}?) *\^ *\{?([23])\}?(?![0-9])",
+     lambda power: "²³"[power[2] == "3"] + power[1]),
+    (r"(?:°|\^\{?\\circ\}?)\s*(?:\\[a-z]+\{)?([CF])\b", r" deg\1 "),
+    (r"\^\{?\\circ\}?", "°"),
+    # $18 is 18 $
+    (r"([$€£])(\W*[0-9][0-9.,/&×^ -]*(?<=[0-9])|\W*\.[0-9]+)", r"\2 \1 "),
+    # what may be around a number: LaTeX's text, spaces and brackets, bold type, other currencies
+    (r"\\(?:text|textbf|mathrm|mathbf|mbox)\b|\\[,;:!]|\\?[ (){}\[\]]"
+     r"|(?<![0-9])\*\*|\*\*(?![0-9])|[¥￥₹`'\"]", " "),
+]
+
+
+def respelled(text, table):
+    """The text in the spelling of a table of (pattern, what it means)."""
+    for pattern, meaning in table:
+        text = re.sub(pattern, meaning, text)
+    return text
 
 
 def _plain(text):
     """A text in which the same number has fewer spellings: 3/4, 1&1/2 (mixed), 1.5×10^3."""
-    text = text.translate(TYPED).translate(PARTS).replace("{,}", ",")
-    text = FRACTION.sub(r" \1\2/\3\4 ", text)
-    text = MIXED.sub(r"\1&", text)
-    text = TEN_TO_THE.sub(lambda ten: "×10^" + (ten[1] or ten[2].translate(SUPERSCRIPTS)), text)
-    text = SAID_TWICE.sub(
-        lambda m: m[1] if NUMBER_WORDS.get(m[2].lower()) == m[1] else m[0], text)
-    text = POWER_OF_UNIT.sub(lambda power: "²³"[power[2] == "3"] + power[1], text)
-    text = CELSIUS.sub(r" deg\1 ", text)
-    return DRESS.sub(" ", text).rstrip(" .,;")
+    return respelled(text.translate(TYPED), LATEX + NUMBERS).rstrip(" .,;")
 
 
 # --- options ---
 
 # after any opening brackets: a letter alone, "B. 12" or "(B) 12", but not "(A) + 12"; no other
 # option after it
-OPTION = re.compile(
-    r"(?:\\(?:text|textbf|mathrm|mathbf|mbox)\{)?\(?([A-J])"
+OPTION = (
+    r"(?s)(?:\\(?:text|textbf|mathrm|mathbf|mbox)\{)?\(?([A-J])"
     r"(?!.*(?:\b[A-J][.)]|(?:,|/|\bor|\band)[\s(]*[A-J]\b))[\s})*$]*"
-    r"(?:\Z|[.:]|(?<=[)}*])(?:[\s~]|\\[ ,;:]|\\q?quad)+(?![\s~\\+*/=^_<>-]))(.*)", re.DOTALL)
+    r"(?:\Z|[.:]|(?<=[)}*])(?:[\s~]|\\[ ,;:]|\\q?quad)+(?![\s~\\+*/=^_<>-]))(.*)")
 
 
 def same_option(given, gold):
@@ -173,5 +222,5 @@ def same_option(given, gold):
 
 def _option(text):
     """("B", "12") for "B. 12"."""
-    option = OPTION.fullmatch(text.lstrip(" \n$*({")) if len(text) <= 200 else None
+    option = re.fullmatch(OPTION, text.lstrip(" \n$*({")) if len(text) <= 200 else None
     return option and (option[1], re.sub(r"\W", "", option[2]))

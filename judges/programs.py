@@ -21,15 +21,14 @@ def code_accuracy(completions, answer, **columns):
 
 def _accuracy(output, answer):
     gold = gold_answer(answer)
-    right = output == gold or same_number(output or "", gold, Fraction(1, 10**9))
-    return float(right)
+    return float(output == gold or same_number(output or "", gold, Fraction(1, 10**9)))
 
 
 def code_runs(completions, **columns):
     """0.5 if the program runs to its end and prints one number, right or wrong; else -0.1, also
     without a program."""
-    numbers = [to_number(output or "") for output in _outputs(tuple(completions))]
-    return [-0.1 if number is None else 0.5 for number in numbers]
+    outputs = _outputs(tuple(completions))
+    return [-0.1 if to_number(output or "") is None else 0.5 for output in outputs]
 
 
 # several rewards look at the same completions, and each program runs only once

@@ -17,7 +17,7 @@ from fractions import Fraction
 from math import factorial, prod
 
 from math_verify import LatexExtractionConfig, grader, parse, verify
-from sympy import FiniteSet, Float, MatrixBase, Number, Rational, solve
+from sympy import FiniteSet, Float, MatrixBase, Number, Rational, oo, solve
 
 try:
     import resource
@@ -41,13 +41,14 @@ def verdict(gold, given):
     if not expected or not found:
         return "wrong" if expected else "no gold"
     value = getattr(found[0], "rhs", found[0])  # the 5 of "x=5"
+    left = getattr(found[0], "lhs", None)  # the 2+2 of "2+2=5"
+    if getattr(left, "is_number", False) and not same_value(value, left):
+        return "wrong"
     # math-verify reads only the last equation of "x=5 \\lor x=6", unless it reads all of them as a
     # set
     several = given.count("=") > max(1, gold.count("=")) and not isinstance(value, FiniteSet)
-    # "3*4" equals 12, but often it only repeats the question. math-verify computes binomials while
-    # it reads them
-    computed = isinstance(value, Number) and "binom" not in given
-    if several or isinstance(expected[0], Number) and not computed:
+    # "3*4" equals 12, but often it only repeats the question
+    if several or isinstance(expected[0], Number) and not isinstance(value, Number):
         return "wrong"
     return "right" if verify(expected, found, timeout_seconds=None) else "wrong"
 
@@ -64,19 +65,8 @@ def exact(value):
     parts = [exact(part) for part in getattr(value, "args", ())]
     if not parts or None in parts:
         return None
-    kind = type(value).__name__
-    if kind == "UnevaluatedExpr":
-        return parts[0]
-    if kind == "Add":
-        return sum(parts)
-    if kind == "Mul":
-        return prod(parts)
-    if kind == "Pow":
-        return power(*parts)
-    if kind == "factorial":
-        n = parts[0]
-        return Fraction(factorial(int(n))) if n.denominator == 1 and 0 <= n < 5000 else None
-    return None
+    compute = RATIONAL.get(type(value).__name__)
+    return compute and compute(*parts)
 
 
 def power(base, exponent):
@@ -87,6 +77,16 @@ def power(base, exponent):
     return base**exponent
 
 
+def small_factorial(n):
+    return Fraction(factorial(int(n))) if n.denominator == 1 and 0 <= n < 5000 else None
+
+
+# what is computed of rational numbers
+RATIONAL = {
+    "UnevaluatedExpr": Fraction, "Add": lambda *parts: sum(parts),
+    "Mul": lambda *parts: prod(parts), "Pow": power, "factorial": small_factorial}
+
+
 def same_value(gold, given, *options):
     """Are both the same number, matrix or expression? Rational numbers are compared exactly, others
     relative to the gold answer."""
@@ -94,19 +94,20 @@ def same_value(gold, given, *options):
         pairs = zip(gold.flat(), given.flat())
         return gold.shape == given.shape and all(grader.sympy_expr_eq(*p, *options) for p in pairs)
     a, b = exact(gold), exact(given)
-    if a is not None and b is not None:
+    if None not in (a, b):
         return a == b
     try:
         distance = abs((gold - given).evalf(DIGITS))
-        # |gold − given| ≤ 10^-30 · |gold|
-        return bool(distance <= Rational(1, 10**30) * abs(gold.evalf(DIGITS)))
+        # |gold − given| ≤ 10^-30 · |gold|, but ∞ is equal only to ∞
+        bound = Rational(1, 10**30) * abs(gold.evalf(DIGITS))
+        return bool(distance <= bound < oo) or gold == given
     except TypeError:  # it has letters
         return False
 
 
 def same_symbols(gold, given):
     """Is their difference 0 when it is simplified? In letters; decimals are exact."""
-    if exact(gold) is not None and exact(given) is not None:
+    if None not in (exact(gold), exact(given)):
         return False  # same_value has said so
     return simplifies_to_0(with_fractions(gold), with_fractions(given))
 

@@ -1,8 +1,9 @@
 """Gold answers that no completion can win: a run would train on them in vain."""
 
 import math
+import re
 
-from answers import gold_answer, to_number
+from answers import changes_number, gold_answer, to_number
 from engine.scoring.score import REWARDS, is_grade, reward_columns, score, values_of
 
 LOOKED_AT = 1_024  # gold answers that are judged before a run: all of the first command's
@@ -14,6 +15,9 @@ FORMS = (
     "<think>\n\n</think>\n<answer>\n{}\n</answer>", "\\boxed{{{}}}", "<answer>{}</answer>",
     "#### {}", "The answer is {}",
 )
+# 6 \mathrm{~cm} and 6\text{ cm}: a number, a space and its unit
+WITH_UNIT = re.compile(
+    r"(-?[\d.,]*\d)(?:\\[,;: ]|[~\s])*\\(?:text|mathrm|mbox)\s*\{([~\s][^{}]*)\}(?:\^\{?[23]\}?)?")
 
 
 def notes_on_gold_answers(reward_functions, questions, numbers):
@@ -55,7 +59,8 @@ def winnable(reward, rows):
 
     The reward judges the gold answer itself, in each of the FORMS. It wins if it is paid more than
     an empty completion, or if the reward does not apply to its row. If a reward of one's own pays
-    none of them, it wants another form, and all of them can be won.
+    none of them, it wants another form, and all of them can be won. math_accuracy must also pay the
+    gold number without its unit.
     """
     gold_answers = [gold_answer(row["answer"]) for row in rows]
     won = [gold.lower() not in NO_ANSWERS for gold in gold_answers]
@@ -65,6 +70,10 @@ def winnable(reward, rows):
                 for one, gold in zip(won, gold_answers)]
     if ours and reward.name == "code_accuracy":  # each answer would be a program to run
         return won
+    if ours and reward.name == "math_accuracy":  # a unit may be left out
+        texts = [f"\\boxed{{{_number_alone(gold)}}}" for gold in gold_answers]
+        values, _ = values_of(reward, texts, reward_columns(rows))
+        won = [one and value > 0 for one, value in zip(won, values)]
     paid = []
     for form in ("", *FORMS):
         texts = [form.format(gold) for gold in gold_answers]
@@ -74,3 +83,9 @@ def winnable(reward, rows):
         paid.append(values)
     wins = [max(right) > nothing or math.isnan(nothing) for nothing, *right in zip(*paid)]
     return [one and (win or not (ours or any(wins))) for one, win in zip(won, wins)]
+
+
+def _number_alone(gold):
+    """The number of a gold answer with a unit; else the gold answer."""
+    found = WITH_UNIT.fullmatch(gold)
+    return found[1] if found and not changes_number(found[2]) else gold

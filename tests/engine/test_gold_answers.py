@@ -19,6 +19,9 @@ pytestmark = pytest.mark.usefixtures("undrawn")
     ("number_accuracy", "7", True), ("number_accuracy", "seven", False),
     ("math_accuracy", r"\sqrt{2} | 18 | \frac{1}{2} | so \boxed 2 | x+1 | B", True),
     ("math_accuracy", "proof | Proof | notfound", False),
+    # the number alone must win; but words that change it are no unit
+    ("math_accuracy", r"6 \mathrm{~cm} | 6\text{ m}^2 | 5 \text{ or more} | 10\text{th}", True),
+    ("math_accuracy", r"6 \mathrm{~xq} | 18\text{ noon}", False),
     ("toy_accuracy", "7 | x", True), ("code_accuracy", "7", True),
 ])  # fmt: skip
 def test_which_gold_answers_can_be_won(name, answers, expected):

@@ -24,7 +24,13 @@ TWO_BLOCKS = answer("print(17)\n```\n```python\nprint(18)")
     (TWO_BLOCKS, "print(18)\n"),  # the last one counts
     (answer("a\n\nb"), "a\n\nb\n"), (answer(""), "\n"),
     ("<think>```python\nprint(18)\n```</think>", None),
-    ("```python\nprint(18)", None), ("```\nprint(18)\n```", None),
+    ("```python\nprint(18)", None), ("```json\nprint(18)\n```", None),
+    # ```python3 and ```py, and ``` if it opens the only block
+    ("```python3\nprint(18)\n```", "print(18)\n"), ("```Py\nprint(18)\n```", "print(18)\n"),
+    ("so\n```\nprint(18)\n```", "print(18)\n"), ("```\nprint(18)", None),
+    ("```python\nprint(18)\n```\nIt prints\n```\n18\n```", "print(18)\n"),
+    ("```\nprint(18)\n```\nIt prints\n```\n18\n```", None),
+    ("```pyx\nprint(18)\n```", None), ("<python>\nprint(18)\n```", None),
     ("```python\nprint(18)\n```\n```python\nprint(17)", None),
 ])  # fmt: skip
 def test_the_program_is_the_last_block_after_the_thoughts(text, code):
@@ -52,6 +58,9 @@ def test_anything_but_the_code_form_scores_0(completion):
 @pytest.mark.parametrize("completion, score", [
     (f"Well. {RIGHT} So.", 1.0), (RIGHT[:-3], 0.75), ("<think>so</think>\n```\nprint(18)", 0.75),
     ("```python\nprint(18)\n```", 0.5), ("<think>so", 0.25),
+    # the fences that code_accuracy reads, and others
+    (RIGHT.replace("python", "python3"), 1.0), (RIGHT.replace("python", "py"), 1.0),
+    (RIGHT.replace("python", ""), 1.0), (RIGHT.replace("python", "json"), 0.5),
     # a mark that comes too early, or twice, earns nothing
     ("```python\nprint(18)\n```\n<think>so</think>", 0.5), (RIGHT * 2, 0.0), (TWO_BLOCKS, 0.5),
 ])  # fmt: skip

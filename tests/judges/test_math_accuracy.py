@@ -18,7 +18,6 @@ from tests.helpers.runs import ROOT
 pytestmark = pytest.mark.slow
 
 HANGS = "9^{9^{9}}"  # python works on it in one call for minutes
-LARGE = "\\prod_{n=1}^{10^9} n"
 
 
 def r1(answer):
@@ -248,9 +247,8 @@ def judge(monkeypatch):
     return mathematics._process()
 
 
-@pytest.mark.parametrize("given", [HANGS, LARGE])
-def test_what_takes_too_long_is_stopped_in_any_thread(judge, given):
-    answers = [r1(given), r1("\\sqrt{8}"), r1(given)]
+def test_what_takes_too_long_is_stopped_in_any_thread(judge):
+    answers = [r1(HANGS), r1("\\sqrt{8}"), r1(HANGS)]
     start = time.perf_counter()
     with ThreadPoolExecutor(1) as pool:
         values = pool.submit(math_accuracy, answers, ["2\\sqrt{2}"] * 3).result()
