@@ -118,12 +118,13 @@ ELSEWHERE = r"https://|(?:\.\./)+deployments"  # on GitHub: where the site is pu
 
 
 def anchors(path):
-    """The places in a file that a link may name: GitHub's names of the headings; in a notebook,
-    what its cells name."""
-    if path.suffix == ".ipynb":
-        return re.findall(r'<a id=\\"(\w+)\\">', path.read_text())
-    headings = re.findall(r"^#+ (.*)", path.read_text(), re.MULTILINE)
-    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    """The places in a file that a link may name: what it names itself, and GitHub's names of the
+    headings of a page."""
+    text = path.read_text()
+    named = re.findall(r'<a id=\\?"([\w-]+)\\?">', text)
+    headings = re.findall(r"^#+ (.*)", text, re.MULTILINE)
+    return named + [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+                    for heading in headings]
 
 
 def text_of(page):

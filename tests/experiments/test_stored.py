@@ -29,7 +29,7 @@ def spreads_in(value):
 
 def test_each_spread_of_the_page_is_stored():
     """With as many digits as the page has, or in percent."""
-    stored = {"0.051 ± 0.022"}  # greedy answers of the last model, from a command of the page
+    stored = set()
     for path in pictures.STORED.glob("*.json"):
         for spread in spreads_in(json.loads(path.read_text(encoding="utf-8"))):
             mean, std = abs(spread["mean"]), spread["std"]
@@ -42,7 +42,7 @@ def test_each_spread_of_the_page_is_stored():
     for section in TEXT.split("\n## "):
         if not section.startswith("Clip-higher"):  # its commands make its figures
             said += re.findall(SPREAD, " ".join(section.split()))
-    assert len(said) > 150 and not set(said) - stored
+    assert len(said) > 60 and not set(said) - stored
 
 
 def test_a_row_of_the_table_says_what_its_section_says():
