@@ -33,9 +33,9 @@ const CHINESE = {
   "not computed: pruned": "不计算：已剪掉", "not trained on": "不参与训练",
   "This completion was pruned: the step did not train on it.": "这个补全被剪掉了：这一步没有用它来训练。",
   "The gradient pushes all {0} tokens of this completion to be less likely, each about as hard.":
-    "梯度把这个补全的全部 {0} 个 token 都推向更低的概率，力度差不多。",
+    "梯度以差不多的力度压低这个补全全部 {0} 个 token 的概率。",
   "The gradient pushes all {0} tokens of this completion to be more likely, each about as hard.":
-    "梯度把这个补全的全部 {0} 个 token 都推向更高的概率，力度差不多。",
+    "梯度以差不多的力度抬高这个补全全部 {0} 个 token 的概率。",
   "The gradient pushes {0} of the {2} tokens of this completion to be less likely, and {1} to be more likely.":
     "在这个补全的 {2} 个 token 里，梯度把 {0} 个推向更低的概率，把 {1} 个推向更高的概率。",
   "{0} hardly moved: π {1} → {2}.": "{0} 几乎没动：π {1} → {2}。",
