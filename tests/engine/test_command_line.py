@@ -124,7 +124,8 @@ def test_help_lists_every_option_once_and_those_that_are_used_most_first(capsys)
     with pytest.raises(SystemExit, match="0"):
         parse(RunConfig, ["--help"])
     out = capsys.readouterr().out
-    assert sys.modules["__main__"].__doc__.strip() in out  # what the program is
+    about = (sys.modules["__main__"].__doc__ or "").split("\n\n")
+    assert about[0].strip() in out  # what the program is
     lines = out.splitlines()
     shown = [line.split()[0] for line in lines if line.startswith("  --")]
     assert shown[:6] == [f"--{name}" for name in RunConfig.most_used]

@@ -324,7 +324,8 @@ def test_only_a_users_own_function_is_limited(mine, monkeypatch):
 def test_an_interrupted_judge_of_mathematics_does_not_answer_the_next_question():
     assert math_accuracy(["\\boxed{2}"], ["4/2"]) == [1.0]  # it has started
     with pytest.raises(Hung):
-        limited(math_accuracy, 0.5)(["\\boxed{\\prod_{n=1}^{10^9} n}"], answer=["2\\sqrt{2}"])
+        slow = "\\prod_{n=1}^{10^9} n"  # the gold answer computes, too: else it is refused at once
+        limited(math_accuracy, 0.5)([f"\\boxed{{{slow}}}"], answer=[f"{slow}+1"])
     assert math_accuracy(["\\boxed{3}", "\\boxed{4}"], ["6/2", "5"]) == [1.0, 0.0]
 
 
