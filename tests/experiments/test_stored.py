@@ -48,7 +48,7 @@ def test_each_spread_of_the_page_is_stored():
 def test_a_row_of_the_table_says_what_its_section_says():
     """The verdict, and the number: in the section it has more digits, or is no percentage."""
     rows = re.findall(r"\| .&nbsp;(.*?) \| \[(.*)\]\(.*\*\*(?:k = )?([\d.]+)( %)?", TEXT)
-    assert len(rows) == 18
+    assert len(rows) == 19
     for verdict, sentence, number, percent in rows:
         section = TEXT.split(f"\n## {sentence}\n".replace("\\", ""))[1].split("<details>")[0]
         assert section.strip().startswith(f"**{verdict.capitalize()}")
