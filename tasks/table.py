@@ -70,7 +70,7 @@ ARITHMETIC = Task(
 )
 LIKE_MATH = Task(rewards=("math_accuracy", "format_reward"), system_prompt=BOXED_PROMPT)
 
-TASKS = {"toy": replace(TOY, grpo_takes=4.0)}
+TASKS = {"toy": replace(TOY, grpo_takes=3.0)}
 TASKS["toy_code"] = replace(TOY, rewards=("code_accuracy",), base=toy.CODE_BASE)
 TASKS["toy_tool"] = replace(
     TOY, source=toy_tool.questions, max_new_tokens=toy_tool.MAX_NEW_TOKENS, base=toy_tool.BASE)

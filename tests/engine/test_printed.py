@@ -112,8 +112,8 @@ def test_a_run_that_prunes_is_compared_with_its_own_loss(words, monkeypatch):
     other, _ = config_of(given(Config, shlex.split(line)[2:]))  # it is accepted
     assert line.replace(" --dataset=toy", "") == f"python train.py {COUNTERPARTS[words]}"
     assert pace == {
-        "--algorithm=cppo": ["It takes about 4 times as long as this run."],
-        "--algorithm=grpo": ["It takes about 25% of the seconds of this run."]}.get(words, [])
+        "--algorithm=cppo": ["It takes about 3 times as long as this run."],
+        "--algorithm=grpo": ["It takes about 33% of the seconds of this run."]}.get(words, [])
 
 
 @pytest.mark.parametrize("words, count, of_the_run", [
