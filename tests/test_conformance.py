@@ -77,7 +77,7 @@ def test_a_mistake_that_nobody_made_before_is_shown_with_its_input():
     found = diagnose("kl_k3", lambda p, q: 3 * (p - q))
     assert (found.kind, found.sentence) == ("unknown", compare.UNKNOWN)
     assert found.evidence == (
-        "logp = [[-0.69315]], ref_logp = [[-0.69315]]: yours gradient [[3.0]], right [[-0.0]]")
+        "logp = [[-1.0]], ref_logp = [[-1.0]]: yours gradient [[3.0]], right [[-0.0]]")
 
 
 # --- mistakes that people make, in a loss as many people write it ---
