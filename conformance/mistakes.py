@@ -50,7 +50,7 @@ ON = {
 }
 WEIGHTS = {
     "mean": lambda mask, L: grpo.sequence_mean_weights(mask),
-    "tokens": lambda mask, L: mask.double() / mask.sum(),
+    "tokens": lambda mask, L: mask.double() / mask.sum().clamp(min=1),
     "constant": lambda mask, L: mask.double() / (len(mask) * L),
     "sum": lambda mask, L: mask.double() / len(mask),
     "all": lambda mask, L: mask.double(),
