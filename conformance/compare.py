@@ -41,7 +41,6 @@ LEARN = ("kl_k1", "kl_k2", "kl_k3", "clipped_surrogate", "token_logprobs", "toke
 SEARCH = 30  # seconds, after which the search for a reason is given up
 UNKNOWN = "the kit finds no mistake and no choice that gives these numbers"
 KEPT = ("prune", "prune_pooled", "retain")  # they choose completions by a score
-TIES = "another order, and another choice among equal ones"
 # nobody takes a gradient there: two choose tokens, and at A = 0 the surrogate has a kink in A
 NO_GRADIENT = ("mask", "weights", "advantages")
 TURNED = "the sign is turned round"
@@ -138,8 +137,6 @@ def explained(name, theirs, tried, evidence):
             return Found(version.kind, version.sentence, evidence), version.function
     if name in (*KEPT, "batch_rows") and all(same_set(*row) for row in tried):
         return Found("choice", "another order", evidence), None
-    if name in KEPT and all(same_scores(*row) for row in tried):
-        return Found("choice", TIES, evidence), None
     if not breaks:
         still = learns(name) and not any(got[-1].any() for _, got, _ in tried)
         return Found(*("mistake", STILL) if still else ("unknown", UNKNOWN), evidence), None
@@ -161,17 +158,6 @@ def same_set(probe, got, right):
     """Whether these are the same indices, in each row if there are rows, in any order."""
     return type(got) is not str and same(
         [x.double().sort(-1).values for x in got], [x.double().sort(-1).values for x in right], 0.0)
-
-
-def same_scores(probe, got, right):
-    """Whether completions of the same scores are kept: of the same |A|, or of the same metric."""
-    scores = probe.args[0].abs()
-    scores = scores if right[0].dim() == 2 else scores.flatten()
-    try:
-        chosen = [scores.gather(-1, rows).sort(-1).values for rows in (got[0], right[0])]
-        return torch.equal(*chosen) and not got[0].sort(-1).values.diff().eq(0).any()
-    except (RuntimeError, TypeError):  # no indices, or none of these completions
-        return False
 
 
 def fitted(name, theirs):

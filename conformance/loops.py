@@ -328,9 +328,9 @@ def of(reading, logits):
     return (logits.softmax(1) if "softmax" in reading else logits).log_softmax(1)
 
 
-def readings():
-    """Those with fewer mistakes first: none, one, two, and then with the wrong temperature as a
-    third; then those with fewer choices."""
+def readings(beta):
+    """Those with fewer parts first, and then with fewer mistakes: at most two mistakes and two
+    choices, or a wrong temperature as a third mistake. Without a KL it has no other form."""
     def combinations(known, most):
         single = [{name: value} for name, row in known.items() for value in row]
         for n in range(most + 1):
@@ -339,10 +339,9 @@ def readings():
                     yield {name: value for one in some for name, value in one.items()}
 
     three = [m for m in combinations(MISTAKES, 3) if len(m) < 3 or "scored" in m]
-    for mistakes, choices in itertools.product(three, [*combinations(CHOICES, 2)]):
-        both = mistakes | choices
-        if len(both) == len(mistakes) + len(choices) <= 4:
-            yield both
+    choices = [c for c in combinations(CHOICES, 2) if beta or "kl" not in c]
+    both = [m | c for m, c in itertools.product(three, choices) if not m.keys() & c.keys()]
+    return sorted((one for one in both if len(one) < 5), key=len)
 
 
 def same(moved, other, tolerance=1e-3):
@@ -502,9 +501,9 @@ def explained(worlds, of, beta):
     """(the reading that gives these updates, how many times as large they are): (None, []) if none
     does. of(reading, worlds, n): what it makes of the first n updates."""
     scaled, most = (None, []), 4
-    for reading in in_time(readings()):
+    for reading in in_time(readings(beta)):
         count = sum(value not in CHOICES.get(name, ()) for name, value in reading.items())
-        if count > most or not beta and "kl" in reading:
+        if count > most:
             continue
         # few of them fit the first updates: only these are compared with all
         first = worlds[:1]
