@@ -187,9 +187,7 @@ SEQUENCE = {
 }
 detached = lambda p, o, m: token_ratio(p, o, m).detach()
 OF_CISPO = {"the weight is not detached: a second gradient flows through the ratio": token_ratio,
-            "the ratio is upside down: π_old / π_θ": lambda p, o, m: (o - p).exp().detach(),
-            "the ratio is always 1 (π_θ over itself): no clip ever acts [6]":
-                lambda p, o, m: torch.ones_like(p)}
+            "the ratio is upside down: π_old / π_θ": lambda p, o, m: (o - p).exp().detach()}
 REINFORCE = "−A log π, without ratio and clip: right for one update of a batch, wrong for more [6]"
 EMPTY = "an empty completion gives NaN (0/0): mask none away as a whole"
 RATIO_1 = "an empty completion counts with the ratio 1: a constant in the loss, without a gradient"
