@@ -132,8 +132,9 @@ def of_sapo(ratio, A, logp, low, high):
     return 4 / tau / (1 + exp(-tau * (ratio - 1))) * A
 
 
-def loss(logp, old_logp, advantages, mask, *, weigh, ratios=importance_ratio, surrogate=of_ppo,
-         ref_logp=None, beta=0.0, clip_low=0.2, clip_high=None, weights=None, max_tokens=None):
+def loss(logp, old_logp, advantages, mask, *, weigh=sequence_mean_weights, ratios=importance_ratio,
+         surrogate=of_ppo, ref_logp=None, beta=0.0, clip_low=0.2, clip_high=None, weights=None,
+         max_tokens=None):
     weights = weights or weigh(mask, max_tokens=max_tokens)
     ratio, total = ratios(logp, old_logp, mask), 0.0
     for i, row in enumerate(mask):
@@ -205,8 +206,8 @@ def keep_count(group_size, pruning_rate):
 
 def highest(scores, n):
     """Places of the n largest scores, ascending. Of equal ones the first counts."""
-    scores = [*scores]
-    return sorted(sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:n])
+    places = sorted(enumerate(scores), key=lambda row: (-row[1], row[0]))
+    return sorted(i for i, _ in places[:n])
 
 
 def prune(advantages, k):
@@ -234,8 +235,7 @@ def questions_per_step(questions, group_size, k):
 
 
 def fill(kept_counts, capacity):
-    fits = [n for n in range(len(kept_counts) + 1) if sum(kept_counts[:n]) <= capacity]
-    return max(fits)
+    return max(n for n in range(len(kept_counts) + 1) if sum(kept_counts[:n]) <= capacity)
 
 
 def micro_batches(lengths, max_tokens):
@@ -258,20 +258,21 @@ def balance(lengths, parts):
 # --- the file ---
 
 
-WEIGHS = {"drgrpo_loss": constant_weights, "dapo_loss": token_mean_weights,
-          "cispo_loss": token_mean_weights, "ppo_loss": token_mean_weights}
-OTHER = {"dapo_loss": {"clip_high": 0.28}, "grpo_loss": {"beta": 0.04},
-         "gspo_loss": {"ratios": sequence_ratio, "clip_low": 3e-4, "clip_high": 4e-4},
-         "cispo_loss": {"surrogate": of_cispo, "clip_low": 1.0, "clip_high": 4.0},
-         "sapo_loss": {"surrogate": of_sapo}}
+LOSSES = {  # in what they differ
+    "grpo_loss": {"beta": 0.04},
+    "dapo_loss": {"weigh": token_mean_weights, "clip_high": 0.28},
+    "drgrpo_loss": {"weigh": constant_weights},
+    "gspo_loss": {"ratios": sequence_ratio, "clip_low": 3e-4, "clip_high": 4e-4},
+    "cispo_loss": {"weigh": token_mean_weights, "surrogate": of_cispo, "clip_low": 1.0,
+                   "clip_high": 4.0},
+    "sapo_loss": {"surrogate": of_sapo},
+    "ppo_loss": {"weigh": token_mean_weights},
+}
 
 
 def loop_of(name):
     """The function of a name, or None."""
-    if name.endswith("_loss") and name != "value_loss":
-        weigh = WEIGHS.get(name, sequence_mean_weights)
-        return partial(loss, weigh=weigh, **OTHER.get(name, {}))
-    return globals().get(name)
+    return partial(loss, **LOSSES[name]) if name in LOSSES else globals().get(name)
 
 
 def total(x):

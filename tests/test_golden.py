@@ -4,6 +4,8 @@ are those of the paper's files, of plain loops, and of two ports: docs/live's Ja
 
 import importlib.util
 import json
+import shutil
+import subprocess
 from inspect import signature
 
 import pytest
@@ -15,7 +17,7 @@ import nano
 from conformance import compare, golden, probes
 from conformance.mistakes import VERSIONS
 from grpo import importance_ratio
-from tests.helpers.live import needs_node, run_js
+from tests.helpers.live import NODE, needs_node, run_js
 
 # by its path: `conformance.check` is a function
 SPEC = importlib.util.spec_from_file_location("check", golden.FILE.with_name("check.py"))
@@ -137,6 +139,16 @@ def test_the_pages_javascript(tmp_path, capsys):
     assert code == 2 and "yours" not in output  # what it cannot be asked: a second clip, ddof
     assert output.count("no output") == 1 + 2 + 2
     assert output.count("cases agree") == len(found) == 10
+
+
+@needs_node
+def test_the_port_of_the_page_agrees(tmp_path, capsys):
+    page = (golden.FILE.parents[1] / "docs" / "conformance.md").read_text(encoding="utf-8")
+    program = page.split("```js\n")[1].split("```")[0]
+    shutil.copy(golden.FILE, tmp_path)
+    subprocess.run([NODE, "-e", program], cwd=tmp_path, check=True)
+    found = (tmp_path / "answers.json").read_text(encoding="utf-8")
+    assert checked(tmp_path, capsys, found, "kl_k3") == (0, "kl_k3: 13 of 13 cases agree\n")
 
 
 def of_nano(name, case, monkeypatch):
