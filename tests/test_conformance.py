@@ -15,7 +15,7 @@ from conformance import __main__ as kit
 from conformance import check, compare
 from conformance.compare import MODULES, OURS, diagnose
 from conformance.mistakes import LOSSES, VERSIONS, version_of
-from conformance.theirs import LeftOut, Theirs
+from conformance.theirs import Theirs
 from cppo import batch_rows, prune
 from family.gfpo import retain
 from tests.concepts.test_copying import ROOT
@@ -188,18 +188,6 @@ def test_what_is_said_of_advantages(formula, words):
 ])
 def test_what_is_said_of_another_function(name, function, words):
     assert f"{said(name, function)}.".startswith(words)
-
-
-def test_a_loss_may_take_one_advantage_for_each_completion_only():
-    """(N,) becomes (N, 1). A second dimension would be repeated, or raise an error."""
-    text = PLAIN.replace("advantages.view(len(mask), -1)", "advantages[:, None]")
-    theirs = Theirs(made(text), OURS["grpo_loss"])
-    logp, mask, A = torch.zeros(3, 3), torch.ones(3, 3), torch.tensor([1.0, -1.0, 2.0])
-    assert torch.is_tensor(theirs(logp, logp, A, mask)[0])
-    for each in (A[:, None], A.expand(3, 3)):
-        with pytest.raises(LeftOut):
-            theirs(logp, logp, each, mask)
-    assert "takes one advantage for each completion, (N,)" in theirs.why_left_out()
 
 
 TEXTBOOK = PLAIN.replace("clip_low=0.2)", "clip_low=0.2, clip_high=None, weights=None)").replace(
