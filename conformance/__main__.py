@@ -19,9 +19,10 @@ Each function runs in a process of its own, with a time limit. Needs torch and p
 macOS. The exit code is
 
     0  every property of every function was checked, and holds or is a choice
-    1  a function is wrong, if only at an edge
+    1  a function is wrong
     2  none is wrong, but one could not be checked at all
-    3  none is wrong, but a property was left out: your function does not take its argument
+    3  what was checked is right, but a property was left out: your function lacks its argument
+    4  none is wrong, but one is at an edge: on inputs that are rare
 """
 
 import argparse
@@ -52,7 +53,7 @@ IMPORT_LIMIT = 120  # seconds: some packages take long to import
 # seconds, for one function; the slowest of ours takes 1
 LIMIT = 60 + compare.SEARCH
 SIGNS = {"choice": "≈", "edge": "△", "mistake": "✗", "broken": "–", "unknown": "–"}
-CODES = {"✗": 1, "△": 1, "–": 2, "◐": 3}
+CODES = {"✗": 1, "△": 4, "–": 2, "◐": 3}  # the first of these signs that occurs
 LEGEND = ("✓ holds   ≈ differs by choice   ◐ holds as far as it was asked\n"
           "△ wrong at an edge only   ✗ wrong   – not checked, or not known")
 # held, asked: how many properties. left: how many were not asked, and why, or "". lines: evidence
@@ -95,7 +96,7 @@ def verdict(name, function):
     left = f"{skipped} not asked: {theirs.why_left_out()}" if skipped else ""
     found_to_be = partial(Verdict, held=held, asked=asked, left=left)
 
-    failed = [does_not_hold(*row) for row in results.items() if row[1][0] == "failed"]
+    failed = sentences(compare.MODULES[name], results)
     if not theirs.answered:
         why = theirs.broken[0] if theirs.broken else theirs.why_left_out()
         return found_to_be("–", f"nothing could be checked: {why}", lines=[])
@@ -112,10 +113,14 @@ def verdict(name, function):
     return found_to_be("✓", "", lines=[])
 
 
-def does_not_hold(test, result):
-    """test_k1_can_be_negative is the sentence "k1 can be negative"."""
-    sentence = test.split("::test_")[-1].partition("[")[0].replace("_", " ")
-    return f"does not hold: {sentence}: {first_line(result[1])}"
+def sentences(module, results):
+    """What does not hold: test_k1_can_be_negative is the sentence "k1 can be negative". If tests of
+    the function's own file fail, those of other files, which use it, say nothing more."""
+    failed = [test for test, (outcome, _) in results.items() if outcome == "failed"]
+    own = [test for test in failed if f"/test_{module.split('.')[-1]}" in test]
+    found = dict.fromkeys(test.partition("[")[0] for test in own or failed)
+    rows = [test.split("::test_") for test in found]
+    return [f"does not hold: {words.replace('_', ' ')} ({file})" for file, words in rows]
 
 
 def first_line(text):
@@ -249,8 +254,8 @@ MINE.py holds your functions under our names, for example these two lines:
     except Stopped as error:
         return stop(str(error), options.json)
     print(f"\n{LEGEND}")
-    codes = [CODES.get(found.sign, 3 if found.left else 0) for found in functions.values()]
-    code = min({*codes} - {0}, default=0)
+    signs = {"◐" if one.sign == "≈" and one.left else one.sign for one in functions.values()}
+    code = next((code for sign, code in CODES.items() if sign in signs), 0)
     write(options.json, code, functions)
     return code
 

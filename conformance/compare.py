@@ -15,7 +15,7 @@ import allocate
 import cppo
 import family
 import grpo
-from conformance.mistakes import FITTED, VERSIONS, Version, plus
+from conformance.mistakes import FITTED, LOSSES, VERSIONS, Version, plus, taken_apart
 from conformance.probes import EDGES, PROBES, SPREADS
 from conformance.theirs import IN_PLACE, Broken, LeftOut, arguments
 
@@ -41,9 +41,10 @@ LEARN = ("kl_k1", "kl_k2", "kl_k3", "clipped_surrogate", "token_logprobs", "toke
 SEARCH = 30  # seconds, after which the search for a reason is given up
 UNKNOWN = "the kit finds no mistake and no choice that gives these numbers"
 KEPT = ("prune", "prune_pooled", "retain")  # they choose completions by a score
-TIES = "another order, and another choice among equal ones"
 # nobody takes a gradient there: two choose tokens, and at A = 0 the surrogate has a kink in A
 NO_GRADIENT = ("mask", "weights", "advantages")
+TURNED = "the sign is turned round"
+STILL = "no gradient flows: nothing is learned"
 TIMES = "the loss is {:.3g} times as large: a constant in it acts like the learning rate"
 LEAK = ("a gradient flows into `{0}`: the loss is right only if the caller hands `{0}` over "
         "detached")
@@ -127,17 +128,18 @@ def explained(name, theirs, tried, evidence):
     breaks = [got for _, got, _ in tried if type(got) is str]
     answer = partial(answers, with_gradient=learns(name))
     alike = same_set if name in KEPT else lambda probe, got, right: same(right, got, probe.atol)
-    known = itertools.chain(VERSIONS.get(name, ()), fitted(name, theirs), multiples(name, tried))
-    for version in in_time(known):
+    turned = Version(TURNED, lambda *args, **o: tuple(-x for x in outputs(OURS[name], args, o)),
+                     "mistake")
+    known = itertools.chain(VERSIONS.get(name, ()), fitted(name, theirs), [turned])
+    for version in with_parts(name, tried) if name in LOSSES else in_time(known):
         # the last probes are the largest: they tell most versions apart
         if all(alike(p, g, answer(version.function, p)) for p, g, _ in tried[::-1]):
             return Found(version.kind, version.sentence, evidence), version.function
     if name in (*KEPT, "batch_rows") and all(same_set(*row) for row in tried):
         return Found("choice", "another order", evidence), None
-    if name in KEPT and all(same_scores(*row) for row in tried):
-        return Found("choice", TIES, evidence), None
     if not breaks:
-        return Found("unknown", UNKNOWN, evidence), None
+        still = learns(name) and not any(got[-1].any() for _, got, _ in tried)
+        return Found(*("mistake", STILL) if still else ("unknown", UNKNOWN), evidence), None
     # a change in place of an argument with a gradient is an error of torch's, and not the reason
     plain = [answers(theirs, p) for p, *_ in tried]
     breaks = [x for x in plain if type(x) is str] or breaks
@@ -156,17 +158,6 @@ def same_set(probe, got, right):
     """Whether these are the same indices, in each row if there are rows, in any order."""
     return type(got) is not str and same(
         [x.double().sort(-1).values for x in got], [x.double().sort(-1).values for x in right], 0.0)
-
-
-def same_scores(probe, got, right):
-    """Whether completions of the same scores are kept: of the same |A|, or of the same metric."""
-    scores = probe.args[0].abs()
-    scores = scores if right[0].dim() == 2 else scores.flatten()
-    try:
-        chosen = [scores.gather(-1, rows).sort(-1).values for rows in (got[0], right[0])]
-        return torch.equal(*chosen) and not got[0].sort(-1).values.diff().eq(0).any()
-    except (RuntimeError, TypeError):  # no indices, or none of these completions
-        return False
 
 
 def fitted(name, theirs):
@@ -201,17 +192,37 @@ def fit(function, probe, value):
     return 10**low if low > -13 else 0.0
 
 
-def multiples(name, tried):
-    """Versions of a loss that are a constant times as large: theirs on the largest probe."""
-    probe, got, _ = tried[-1]
-    if name.endswith("_loss") and type(got) is list:
-        ours = Version("", OURS[name], "choice")
-        for sentence, function, kind in (ours, *VERSIONS.get(name, ())):
-            c = (got[0] / answers(function, probe)[0]).item()
-            if c > 0:
-                words = f"{sentence}; {TIMES.format(c)}".removeprefix("; ")
-                times = lambda *args, c=c, f=function, **o: c * outputs(f, args, o)[0]
-                yield Version(words, times, kind)
+def with_parts(name, tried):
+    """Versions of a loss that are theirs, or a constant times as large, as long as no reference and
+    no `weights` are given."""
+    plain = [row for row in tried if not {"ref_logp", "weights"} & row[0].options.keys()]
+    plain.sort(key=lambda row: -row[0].args[0].numel())  # the largest tells most versions apart
+    end = time.monotonic() + SEARCH
+    fits = lambda function: time.monotonic() < end and factor(function, plain)
+    for sentence, function, kind in taken_apart(name, fits):
+        c = factor(function, plain)
+        if c == 1:
+            yield Version(sentence, function, kind)
+            continue
+        words = f"{sentence}; {TIMES.format(c)}".removeprefix("; ")
+        yield Version(words, lambda *args, f=function, c=c, **o: c * f(*args, **o), kind)
+        # or the constant is in their own weights
+        yield Version(words, lambda *args, f=function, c=c, weights=None, **o:
+                      (c if weights is None else 1) * f(*args, weights=weights, **o), kind)
+
+
+def factor(function, tried):
+    """How many times as large as the answers of a version theirs are: 0 if no number fits."""
+    c = 0.0
+    for probe, got, _ in tried:
+        right = answers(function, probe, with_gradient=True)
+        if not c and type(got) is list:
+            yours, ours = (torch.cat([x.double().flatten() for x in row]) for row in (got, right))
+            c = (yours @ ours / (ours @ ours)).item() if len(yours) == len(ours) else 0.0
+            c = 1.0 if abs(c - 1) < 1e-5 else c
+        if not (c > 0 and same(got, [c * x for x in right], probe.atol)):
+            return 0.0
+    return c
 
 
 # --- edges: inputs that are rare ---

@@ -50,7 +50,7 @@ ON = {
 }
 WEIGHTS = {
     "mean": lambda mask, L: grpo.sequence_mean_weights(mask),
-    "tokens": lambda mask, L: mask.double() / mask.sum(),
+    "tokens": lambda mask, L: mask.double() / mask.sum().clamp(min=1),
     "constant": lambda mask, L: mask.double() / (len(mask) * L),
     "sum": lambda mask, L: mask.double() / len(mask),
     "all": lambda mask, L: mask.double(),
@@ -64,25 +64,72 @@ WEIGHTS_SAY = {
 weigh_is = {False: "other weights", True: "the weights of another algorithm [6]"}
 
 
-def clip(r, a, low, high):
+# a bound makes the surrogate of ρ, A, the clip range and log π
+def clip(r, a, low, high, p=None):
     return torch.minimum(r * a, r.clamp(1 - low, 1 + high) * a)
 
 
-free = lambda r, a, low, high: r * a
+def dual(c):
+    return lambda r, a, low, high, p=None: torch.where(
+        a < 0, torch.maximum(clip(r, a, low, high), c * a), clip(r, a, low, high))
+
+
+free = lambda r, a, low, high, p: r * a
 BOUND = {
     "the clip is turned round for A < 0: max in place of min, or min(ρ, 1+ε)·A [1]":
-        lambda r, a, low, high: r.clamp(max=1 + high) * a,
+        lambda r, a, low, high, p: r.clamp(max=1 + high) * a,
     "max in place of min: the clip acts on the wrong side [1]":
-        lambda r, a, low, high: torch.maximum(r * a, r.clamp(1 - low, 1 + high) * a),
+        lambda r, a, low, high, p: torch.maximum(r * a, r.clamp(1 - low, 1 + high) * a),
     "clip(ρ)A without the min: the way back has no gradient [1]":
-        lambda r, a, low, high: r.clamp(1 - low, 1 + high) * a,
+        lambda r, a, low, high, p: r.clamp(1 - low, 1 + high) * a,
     "the ratio is not clipped at all [6]": free,
-    "clip_high is ignored": lambda r, a, low, high: clip(r, a, low, low),
-    "clip_low and clip_high are exchanged": lambda r, a, low, high: clip(r, a, high, low),
+    "nothing is clipped at A < 0 [1]":
+        lambda r, a, low, high, p: torch.where(a < 0, r * a, clip(r, a, low, high)),
+    "clip_high is ignored": lambda r, a, low, high, p: clip(r, a, low, low),
+    "clip_low and clip_high are exchanged": lambda r, a, low, high, p: clip(r, a, high, low),
+    "clip_low and clip_high are exchanged at A < 0: the clip is mirrored there [1]":
+        lambda r, a, low, high, p: torch.where(a < 0, clip(r, a, high, low), clip(r, a, low, high)),
 }
-DUAL = "the loss at A < 0 is bounded a second time, at a ratio of 3 (dual clip)"
-dual = lambda r, a, low, high: torch.where(
-    a < 0, torch.maximum(clip(r, a, low, high), 3 * a), clip(r, a, low, high))
+DUAL = {f"the loss at A < 0 is bounded a second time, at a ratio of {c} (dual clip)": dual(c)
+        for c in (2, 3, 5, 10)}
+
+
+def of_cispo(r, a, low, high, p):
+    return r.clamp(1 - low, 1 + high) * a * p
+
+
+CISPO = {
+    "the ratio is not clipped: one token can outweigh all others":
+        lambda r, a, low, high, p: r * a * p,
+    "the largest weight is clip_high, not 1 + clip_high":
+        lambda r, a, low, high, p: r.clamp(1 - low, high) * a * p,
+    "ρ in place of log π: the gradient has the ratio twice":
+        lambda r, a, low, high, p: of_cispo(r, a, low, high, r * (p - p.detach()).exp()),
+    "no gradient outside of the clip range: this is GRPO's clip [6]":
+        lambda r, a, low, high, p: (r == r.clamp(1 - low, 1 + high)) * r * a * p,
+    "the importance weight is missing: this is REINFORCE [6]": lambda r, a, low, high, p: a * p,
+}
+
+
+def of_sapo(up=1.0, down=1.05, factor=lambda tau: 4 / tau, of=lambda r: r - 1, on=lambda f, p: f):
+    def bound(r, a, low, high, p):
+        tau = torch.where(a > 0, up, down).to(r.dtype)
+        return on(factor(tau) * torch.sigmoid(tau * of(r)), p) * a
+
+    return bound
+
+
+SAPO = {
+    "the factor 4 is missing: at ρ = 1 the slope is ¼": of_sapo(factor=lambda tau: 1 / tau),
+    "the factor 4/τ is missing": of_sapo(factor=lambda tau: 1.0),
+    "4 in place of 4/τ: at ρ = 1 the slope is τ": of_sapo(factor=lambda tau: 4.0),
+    "sigmoid(τ ρ) in place of sigmoid(τ (ρ − 1))": of_sapo(of=lambda r: r),
+    "log ρ in place of ρ − 1": of_sapo(of=torch.log),
+    "τ for A > 0 and for A < 0 are exchanged": of_sapo(1.05, 1.0),
+    "one τ for both signs of A": of_sapo(1.0, 1.0),
+    "the gate is detached, and multiplied by log π": of_sapo(on=lambda f, p: f.detach() * p),
+    "the clip of GRPO in place of the gate [6]": clip,
+}
 
 
 k3 = lambda p, q, r: grpo.kl_k3(p, q)
@@ -95,6 +142,11 @@ KL = {
     "the sign of the KL term is turned round: the policy is driven away from π_ref":
         lambda p, q, r: -grpo.kl_k3(p, q),
     "the KL term is missing": lambda p, q, r: 0 * p,
+    "(log r)² without the ½ in place of k3: its gradient is twice that of the KL":
+        lambda p, q, r: (p - q) ** 2,
+    "|k1| in place of k3: biased, and its gradient is ±1": lambda p, q, r: (p - q).abs(),
+    "k3, detached, times log π: the score function of a KL that is not the reward [2]":
+        lambda p, q, r: grpo.kl_k3(p, q).detach() * p,
     "the KL term has no gradient": lambda p, q, r: grpo.kl_k3(p, q).detach(),
 }
 with_itself = lambda p, q, r: (p - p.detach()).exp() * grpo.kl_k3(p, q)
@@ -133,6 +185,9 @@ SEQUENCE = {
         lambda p, o, m: expand(((p - o) * m).mean(1).exp(), p),
     DETACHED: lambda p, o, m: sequence_ratio(p, o, m).detach(),
 }
+detached = lambda p, o, m: token_ratio(p, o, m).detach()
+OF_CISPO = {"the weight is not detached: a second gradient flows through the ratio": token_ratio,
+            "the ratio is upside down: π_old / π_θ": lambda p, o, m: (o - p).exp().detach()}
 REINFORCE = "−A log π, without ratio and clip: right for one update of a batch, wrong for more [6]"
 EMPTY = "an empty completion gives NaN (0/0): mask none away as a whole"
 RATIO_1 = "an empty completion counts with the ratio 1: a constant in the loss, without a gradient"
@@ -155,7 +210,7 @@ def loss(ratio, bound, kl, weigh, *, sign=1.0, on=lambda mask: mask, given=True,
         p, o = (x.masked_fill(~keep, 0.0) for x in (logp, old_logp.detach()))
         a = advantages if advantages.dim() == 2 else advantages.unsqueeze(1)
         r = ratio(p, o, keep)
-        out = bound(r, a, clip_low, clip_low if clip_high is None else clip_high)
+        out = bound(r, a, clip_low, clip_low if clip_high is None else clip_high, p)
         if ref_logp is not None and beta:
             out = out - beta * kl(p, ref_logp.detach().masked_fill(~keep, 0.0), r)
         w = weights if given and weights is not None else weigh(keep, max_tokens)
@@ -164,52 +219,68 @@ def loss(ratio, bound, kl, weigh, *, sign=1.0, on=lambda mask: mask, given=True,
     return function
 
 
-def versions(*, weigh, ratio=token_ratio, ratios=RATIO, with_kl=True, named=True, **numbers):
-    """All versions of a loss whose weights are WEIGHTS[weigh]: those with one other part, with two,
-    with three. One of them may be a mistake.
+def family(*, weigh, ratio=token_ratio, bound=clip, ratios=RATIO, bounds=BOUND, numbers=(),
+           with_kl=True, named=True, **defaults):
+    """(parts, others) of a loss whose weights are WEIGHTS[weigh]. others: {group: versions of it},
+    whose `function` holds the parts that differ.
 
-    named: with other weights it would be another algorithm."""
-    base = {"ratio": ratio, "bound": clip, "kl": k3, "weigh": WEIGHTS[weigh]} | numbers
-    weights = [(f"{weigh_is[named]}: {words}", {"weigh": WEIGHTS[name]})
-               for name, words in WEIGHTS_SAY.items() if name != weigh]
-    choices = [(DUAL, {"bound": dual}), (REINFORCE, {"ratio": lambda p, o, m: p, "bound": free})]
-    if weigh == "mean":
-        mean = lambda mask, L: mask.double() / (len(mask) * mask.sum(1, keepdim=True))
-        empty = {"weigh": mean} if ratio is token_ratio else {"ratio": unbounded, "weigh": mean}
-        choices.append((EMPTY, empty))
-        choices += [(RATIO_1, {"weigh": first_counts})] * (ratio is sequence_ratio)
-    choices += [(words, {"kl": other}) for words, other in KL_CHOICES.items() if with_kl]
+    named: with other weights it would be another algorithm. numbers: versions of the defaults."""
+    parts = {"ratio": ratio, "bound": bound, "kl": k3, "weigh": WEIGHTS[weigh]} | defaults
+    changed = lambda kind, part, row: [kind(words, {part: x}) for words, x in row.items()]
+    weights = {f"{weigh_is[named]}: {WEIGHTS_SAY[name]}": WEIGHTS[name]
+               for name in WEIGHTS_SAY if name != weigh}
     others = {
-        "sign": {"J in place of −J: the sign of the loss is turned round": -1.0},
-        "ratio": ratios, "bound": BOUND, "kl": KL if with_kl else {},
-        "on": ON,
-        "weigh": {
+        "on": changed(wrong, "on", ON),
+        "sign": [wrong("J in place of −J: the sign of the loss is turned round", {"sign": -1.0})],
+        "ratio": changed(wrong, "ratio", ratios),
+        "bound": changed(wrong, "bound", bounds),
+        "numbers": [*numbers],
+        "weigh": changed(wrong if named else choice, "weigh", weights) + changed(wrong, "weigh", {
             "the sum over a completion is divided by the padded length, not by |o| [3]":
                 lambda mask, L: mask.double() / mask.numel(),
             "summed over completions, not divided by N":
-                lambda mask, L: len(mask) * base["weigh"](mask, L),
-        },
-        "given": {"`weights` is ignored": False},
+                lambda mask, L: len(mask) * WEIGHTS[weigh](mask, L)}),
+        "kl": changed(wrong, "kl", KL) + changed(choice, "kl", KL_CHOICES) if with_kl else [],
+        "given": [wrong("`weights` is ignored", {"given": False})],
     }
-    mistakes = [(words, {part: other}) for part, row in others.items()
-                for words, other in row.items()]
-    right = choices + weights * (not named)
-    kinds = dict.fromkeys((words for words, _ in right), "choice")
-    kinds |= {EMPTY: "edge", RATIO_1: "edge"}
+    if bound is clip:
+        others["bound"] += changed(choice, "bound", DUAL)
+        others["ratio"].append(choice(REINFORCE, {"ratio": lambda p, o, m: p, "bound": free}))
+    if weigh == "mean":
+        mean = lambda mask, L: mask.double() / (len(mask) * mask.sum(1, keepdim=True))
+        whole = ratio is sequence_ratio
+        others["weigh"].append(edge(EMPTY, {"weigh": mean} | dict([("ratio", unbounded)] * whole)))
+        others["weigh"] += [edge(RATIO_1, {"weigh": first_counts})] * whole
+    return parts, others
 
-    def made(*parts):
-        changes = {key: part for _, change in parts for key, part in change.items()}
-        found = {kinds.get(words, "mistake") for words, _ in parts}
-        kind = next(kind for kind in ("mistake", "edge", "choice") if kind in found)
-        return Version("; ".join(words for words, _ in parts), loss(**base | changes), kind)
 
-    def apart(parts):
-        keys = [key for _, change in parts for key in change]
-        return len(keys) == len({*keys}) and not any(part in mistakes for part in parts[1:])
+def version_of(parts, some):
+    """The version of a loss with some parts of `others`."""
+    kinds = [one.kind for one in some]
+    kind = next((kind for kind in ("mistake", "edge") if kind in kinds), "choice")
+    changes = {key: x for one in some for key, x in one.function.items()}
+    return Version("; ".join(one.sentence for one in some), loss(**parts | changes), kind)
 
-    every = [*mistakes, *weights, *choices]
-    together = [parts for n in (1, 2, 3) for parts in itertools.combinations(every, n)]
-    return [made(*parts) for parts in together if apart(parts)]
+
+def some_of(others, most):
+    """Those with fewer parts first. No part is changed twice."""
+    for n in range(most + 1):
+        for groups in itertools.combinations(others, n):
+            for some in itertools.product(*(others[group] for group in groups)):
+                keys = [key for one in some for key in one.function]
+                if len(keys) == len({*keys}):
+                    yield some
+
+
+def taken_apart(name, plain):
+    """Versions of a loss with several mistakes. First what it does without a KL and without
+    `weights` is found: plain(version) says whether a version does that. Then the rest."""
+    parts, others = LOSSES[name]
+    late = {group: others[group] for group in ("kl", "given")}
+    early = {group: row for group, row in others.items() if group not in late}
+    for some in some_of(early, 3):
+        if plain(version_of(parts, some).function):
+            yield from (version_of(parts, some + more) for more in some_of(late, 2))
 
 
 # --- the other functions ---
@@ -257,7 +328,6 @@ ADVANTAGES = [
     wrong("divided by the variance",
           lambda r, **o: centred(r) / (r.var(1, keepdim=True) + 1e-4)),
     wrong("the mean is not subtracted", lambda r, **o: r / (r.std(1, keepdim=True) + 1e-4)),
-    wrong("the sign is turned round", lambda r, **o: -grpo.group_advantages(r)),
     choice("no division by the std, as in Dr. GRPO", lambda r, **o: centred(r)),
     choice("each compared with the mean of the others (RLOO)",
            lambda r, **o: r.shape[1] / (r.shape[1] - 1) * centred(r)),
@@ -304,7 +374,7 @@ def surrogate(bound):
     def function(ratio, advantages, *, clip_low=0.2, clip_high=None):
         same = advantages.dim() == ratio.dim()
         a = advantages if same else advantages.unsqueeze(-1)
-        return bound(ratio, a, clip_low, clip_low if clip_high is None else clip_high)
+        return bound(ratio, a, clip_low, clip_low if clip_high is None else clip_high, None)
 
     return function
 
@@ -344,9 +414,29 @@ FITTED = {
                decoupled(lambda x, eps: (x.var() + 1e-8).sqrt())),
     ],
 }
-GRPO = versions(weigh="mean", beta=0.04, named=False)
-GSPO = versions(weigh="mean", ratio=sequence_ratio, ratios=SEQUENCE, low=3e-4, high=4e-4)
-VERSIONS = {
+GRPO = family(weigh="mean", beta=0.04, named=False)
+LOSSES = {
+    "grpo_loss": GRPO,
+    "cppo_loss": GRPO,
+    "gspo_loss": family(
+        weigh="mean", ratio=sequence_ratio, ratios=SEQUENCE, low=3e-4, high=4e-4, numbers=[
+            wrong("clip range 0.2, as GRPO's: a ratio per completion never reaches it [6]",
+                  {"low": 0.2, "high": None}),
+            choice("clip_high is clip_low if it is not given", {"high": None})]),
+    "dapo_loss": family(weigh="tokens", high=0.28, numbers=[
+        wrong("the clip is not higher above: 0.2 on both sides", {"high": None})]),
+    "drgrpo_loss": family(weigh="constant"),
+    "ppo_loss": family(weigh="tokens", with_kl=False, named=False),
+    "cispo_loss": family(
+        weigh="tokens", ratio=detached, ratios=OF_CISPO, bound=of_cispo, bounds=CISPO, low=1.0,
+        high=4.0, numbers=[wrong("the clip range is that of GRPO or DAPO: weights above it lose "
+                                 "what CISPO keeps [6]", {"low": 0.2, "high": high})
+                           for high in (None, 0.28)]),
+    "sapo_loss": family(weigh="mean", bound=of_sapo(), bounds=SAPO),
+}
+VERSIONS = {name: [version_of(parts, some) for some in some_of(others, 1) if some]
+            for name, (parts, others) in LOSSES.items()}
+VERSIONS |= {
     "kl_k1": [
         wrong("k1 upside down: log π_ref − log π, so its mean is −KL [2]", lambda p, q: q - p),
         wrong("|k1| in place of k1: biased", lambda p, q: (p - q).abs()),
@@ -370,9 +460,7 @@ VERSIONS = {
     ],
     "clipped_surrogate": [
         *(wrong(words, surrogate(bound)) for words, bound in BOUND.items()),
-        wrong("a loss in place of the objective: the sign is turned round",
-              lambda r, a, **o: -grpo.clipped_surrogate(r, a, **o)),
-        choice(DUAL, surrogate(dual)),
+        *(choice(words, surrogate(bound)) for words, bound in DUAL.items()),
     ],
     "sequence_mean_weights": [
         wrong("divided by the padded length, not by |o| [3]",
@@ -386,22 +474,6 @@ VERSIONS = {
     ],
     "token_mean_weights": weights_but("tokens"),
     "constant_weights": weights_but("constant"),
-    "grpo_loss": GRPO,
-    "cppo_loss": GRPO,
-    "gspo_loss": [
-        wrong("clip range 0.2, as GRPO's: a ratio per completion never reaches it [6]",
-              loss(sequence_ratio, clip, k3, WEIGHTS["mean"], low=0.2)),
-        choice("clip_high is clip_low if it is not given",
-               loss(sequence_ratio, clip, k3, WEIGHTS["mean"], low=3e-4)),
-        *GSPO,
-    ],
-    "dapo_loss": [
-        wrong("the clip is not higher above: 0.2 on both sides",
-              loss(token_ratio, clip, k3, WEIGHTS["tokens"], low=0.2)),
-        *versions(weigh="tokens", high=0.28),
-    ],
-    "drgrpo_loss": versions(weigh="constant"),
-    "ppo_loss": versions(weigh="tokens", with_kl=False, named=False),
     "token_logprobs": [
         wrong("the temperature is ignored: another policy is scored than the one that sampled [5]",
               logprobs(of=lambda x, T: torch.log_softmax(x, -1))),
@@ -413,7 +485,6 @@ VERSIONS = {
                 logprobs(change=lambda x, step=step: x.roll(step, -2))) for step in (1, -1)),
     ],
     "token_entropies": [
-        wrong("the sign is turned round", lambda x, **o: -grpo.token_entropies(x, **o)),
         wrong("the temperature is ignored", lambda x, **o: grpo.token_entropies(x)),
     ],
     "keep_count": [

@@ -1,7 +1,6 @@
 """Somebody's function, called as ours is; and what was seen of it."""
 
 import inspect
-import math
 
 import torch
 
@@ -9,8 +8,6 @@ POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR
 NAMED = (*POSITIONAL[1:], inspect.Parameter.KEYWORD_ONLY)
 # why something was left out
 NO_ARGUMENT = "no argument"
-ONE_EACH = ("your function takes one advantage for each completion, (N,): nobody asks it about "
-            "(N, 1) and (N, T)")
 SWALLOWED = "nobody sees whether your function uses what it takes as **kwargs:"
 UNKNOWN = "your function needs an argument that ours does not have:"
 RAISED = "your function raises NotImplementedError"
@@ -50,8 +47,6 @@ class Theirs:
 
     def __call__(self, *args, **options):
         first, rest = self.handed(args, options)
-        if self.takes_one_each(args, options):
-            self.leave_out(ONE_EACH)
         given = dict(zip(self.form.parameters, first)) | rest
         before = {name: x.detach().clone() for name, x in given.items() if torch.is_tensor(x)}
         if self.inside:
@@ -102,26 +97,6 @@ class Theirs:
         if lacking:
             self.leave_out(UNKNOWN, *lacking)
         return first, rest
-
-    def takes_one_each(self, args, options):
-        """Whether a loss is asked about advantages (N, 1) or (N, T), and takes only (N,): 1, 2, …
-        in this form give another answer, or none. A shape is no mathematics."""
-        given = self.form.bind(*args, **options)
-        logp, A = (given.arguments.get(name) for name in ("logp", "advantages"))
-        if not self.ours.__name__.endswith("_loss") or not torch.is_tensor(A) or A.dim() < 2:
-            return False
-        given.arguments["logp"] = torch.arange(1.0, logp.numel() + 1).sin().view(logp.shape) - 2
-        said, one_each = [], torch.arange(1.0, len(A) + 1)
-        for same in (one_each, one_each[:, None].expand_as(A)):
-            given.arguments["advantages"] = same
-            first, rest = self.handed(given.args, given.kwargs)
-            try:
-                answer = self.function(*first, **rest)
-                said.append((answer[0] if isinstance(answer, tuple) else answer).item())
-            except BaseException:
-                said.append(math.nan)
-        one, each = said
-        return not math.isnan(one) and not math.isclose(one, each, rel_tol=1e-5)
 
     def swallows(self, first, rest):
         """Whether **kwargs takes anything: it is not handed on to a function that would refuse."""

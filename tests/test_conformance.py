@@ -14,15 +14,16 @@ import torch
 from conformance import __main__ as kit
 from conformance import check, compare
 from conformance.compare import MODULES, OURS, diagnose
-from conformance.mistakes import KL_CHOICES, VERSIONS, WEIGHTS, dual, loss, token_ratio
-from conformance.theirs import LeftOut, Theirs
+from conformance.mistakes import LOSSES, VERSIONS, version_of
+from conformance.theirs import Theirs
 from cppo import batch_rows, prune
 from family.gfpo import retain
 from tests.concepts.test_copying import ROOT
 
 # Of the losses, two: the others are made of the same parts.
 NAMED = [name for name in VERSIONS if not name.endswith("_loss")]
-NAMED += ["grpo_loss", "value_loss", pytest.param("gspo_loss", marks=pytest.mark.slow)]
+NAMED += ["grpo_loss", "cispo_loss", "sapo_loss", "value_loss",
+          pytest.param("gspo_loss", marks=pytest.mark.slow)]
 
 
 @pytest.fixture
@@ -67,8 +68,6 @@ def sentences(written):
 @pytest.mark.parametrize("name", NAMED)
 def test_each_known_version_is_named_as_what_it_is(name):
     for version in VERSIONS[name]:
-        if name.endswith("_loss") and "; " in version.sentence:
-            continue  # two parts at once
         found = diagnose(name, version.function)
         assert found and (found.sentence, found.kind) == (version.sentence, version.kind)
 
@@ -77,7 +76,7 @@ def test_a_mistake_that_nobody_made_before_is_shown_with_its_input():
     found = diagnose("kl_k3", lambda p, q: 3 * (p - q))
     assert (found.kind, found.sentence) == ("unknown", compare.UNKNOWN)
     assert found.evidence == (
-        "logp = [[-0.69315]], ref_logp = [[-0.69315]]: yours gradient [[3.0]], right [[-0.0]]")
+        "logp = [[-1.0]], ref_logp = [[-1.0]]: yours gradient [[3.0]], right [[-0.0]]")
 
 
 # --- mistakes that people make, in a loss as many people write it ---
@@ -112,6 +111,14 @@ PLANTED = [  # (what is replaced, by what, what must be said)
     (".clamp(min=1)", "", "△ an empty completion gives NaN"),
     ("per_completion.mean()", "per_completion.mean() / 8", "≈ the loss is 0.125 times as large"),
     ("per_completion.mean()", "(loss * mask).sum() / 1024", "≈ other weights: a sum over all"),
+    ("log_r = ref_logp.detach() - logp\n        kl = torch.exp(log_r) - log_r - 1",
+     "kl = (logp - ref_logp.detach()) ** 2", "✗ (log r)² without the ½ in place of k3"),
+    ("torch.exp(log_r) - log_r - 1", "log_r.abs()", "✗ |k1| in place of k3: biased"),
+    ("torch.exp(log_r) - log_r - 1", "(torch.exp(log_r) - log_r - 1).detach() * logp",
+     "✗ k3, detached, times log π"),
+    ("-torch.min(ratio * advantages, clipped * advantages)",
+     "-torch.max(-10 * advantages.abs(), torch.min(ratio * advantages, clipped * advantages))",
+     "≈ the loss at A < 0 is bounded a second time, at a ratio of 10"),
     # right, with another subgradient in A where A = 0
     ("ratio * advantages, clipped * advantages",
      "ratio * advantages, torch.where(advantages >= 0, 1 + clip_low, 1 - clip_low) * advantages",
@@ -181,18 +188,6 @@ def test_what_is_said_of_advantages(formula, words):
 ])
 def test_what_is_said_of_another_function(name, function, words):
     assert f"{said(name, function)}.".startswith(words)
-
-
-def test_a_loss_may_take_one_advantage_for_each_completion_only():
-    """(N,) becomes (N, 1). A second dimension would be repeated, or raise an error."""
-    text = PLAIN.replace("advantages.view(len(mask), -1)", "advantages[:, None]")
-    theirs = Theirs(made(text), OURS["grpo_loss"])
-    logp, mask, A = torch.zeros(3, 3), torch.ones(3, 3), torch.tensor([1.0, -1.0, 2.0])
-    assert torch.is_tensor(theirs(logp, logp, A, mask)[0])
-    for each in (A[:, None], A.expand(3, 3)):
-        with pytest.raises(LeftOut):
-            theirs(logp, logp, each, mask)
-    assert "takes one advantage for each completion, (N,)" in theirs.why_left_out()
 
 
 TEXTBOOK = PLAIN.replace("clip_low=0.2)", "clip_low=0.2, clip_high=None, weights=None)").replace(
@@ -344,8 +339,9 @@ def test_a_function_that_hangs_is_stopped_and_the_next_one_is_checked(here, monk
 @pytest.mark.parametrize("lines, expected", [
     ("from grpo import kl_k2", 0),
     ("prune = lambda a, k: cppo.prune(a, k).flip(1)", 3),  # ≈, and `allowed` was not asked for
-    ("keep_count = lambda G, P: G - int(G * P)", 1),  # △
-    ("def step(*world): pass", 2), ("grpoloss = print", 2),
+    ("keep_count = lambda G, P: G - int(G * P)", 4),  # △
+    ("keep_count = lambda G, P: G - int(G * P); kl_k1 = torch.sub; kl_k2 = lambda p, q: q - p", 1),
+    ("def step(*world): pass", 1), ("grpoloss = print", 2),
     ("prune = lambda a, k: cppo.prune(a, k).flip(1); kl_k1 = torch.sub; kl_k2 = torch.add", 2),
     ("prune = cppo.prune; kl_k1 = torch.sub; kl_k2 = lambda p, q: q - p", 1),
 ])
@@ -372,11 +368,30 @@ def kl_k2(p, q):
 """
 
 
-def test_three_choices_at_once_are_named():
-    """verl's loss: a mean over tokens, a dual clip, a clamped KL."""
-    found = diagnose("grpo_loss", loss(
-        token_ratio, dual, KL_CHOICES["the KL is clamped to ±10"], WEIGHTS["tokens"], beta=0.04))
-    assert found.kind == "choice" and found.sentence.count(";") == 2
+@pytest.mark.parametrize("name, parts", [
+    # verl's loss: a mean over tokens, a dual clip, a clamped KL
+    ("grpo_loss", ["a mean over all tokens", "at a ratio of 3", "the KL is clamped"]),
+    # what a first loss may look like
+    ("grpo_loss", ["the last token, the EOS", "max in place of min", "KL upside down"]),
+    ("drgrpo_loss", ["the ratio is detached", "the mask is shifted by one", "the sign of the KL"]),
+    ("cispo_loss", ["the weight is not detached", "the first token", "k1 as a loss", "J in place"]),
+    ("sapo_loss", ["one τ for both", "the padded length", "|k1|", "`weights` is ignored"]),
+])
+def test_several_parts_at_once_are_named(name, parts):
+    base, others = LOSSES[name]
+    known = [version for row in others.values() for version in row]
+    some = [next(one for one in known if part in one.sentence) for part in parts]
+    version = version_of(base, some)
+    found = diagnose(name, version.function)
+    assert found.kind == version.kind
+    assert sorted(found.sentence.split("; ")) == sorted(version.sentence.split("; "))
+
+
+def test_nothing_learned_and_the_sign_are_certain():
+    still = lambda p, q: (p - q).detach()
+    assert said("kl_k1", still) == f"✗ {compare.STILL}"
+    assert said("gae", lambda *args, **o: tuple(-x for x in OURS["gae"](*args, **o))) == (
+        f"✗ {compare.TURNED}")
 
 
 def test_another_draw_is_right_and_what_nobody_knows_is_wrong_only_if_a_test_says_so(here):

@@ -167,11 +167,16 @@ UPDATED, AT_1 = ("old = first", "old = logp.detach()"), ("(pad(tokens)) / T", "(
 WITHOUT_END = ("(place < end)", "(place < end - 1)")
 PACKED = ("pad([*policy(pad(tokens)) / T])",
           "pad([*(policy(torch.cat(tokens)[None])[0] / T).split([*map(len, tokens)])])")
+AUTOCAST = ("        logits = pad([*policy(pad(tokens)) / T])[:, :-1]",
+            "        with torch.autocast('cpu', torch.bfloat16):\n"
+            "            logits = policy(pad(tokens))[:, :-1] / T\n        logits = logits.float()")
+EACH_TOKEN = ("pad([*policy(pad(tokens)) / T])[:, :-1]",
+              "torch.stack([policy(pad(tokens)[:, :t])[:, -1] / T for t in range(1, 9)], 1)")
 
 
 def made(*changes, beta=BETA, side="right"):
     pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True, padding_side=side)
-    space = {"torch": torch, "pad": pad, "BETA": beta}
+    space = {"torch": torch, "pad": pad, "BETA": beta, "END": END}
     exec(changed(PLAIN, changes), space)
     return space["step"]
 
@@ -180,12 +185,29 @@ def made(*changes, beta=BETA, side="right"):
     ("◐ 3 not asked", []),
     ("≈ each compared with the mean of the others (RLOO)", [(STD, " * 4 / 3")]),
     ("≈ no division by the std, as in Dr. GRPO; a sum over tokens, divided by a constant, as in "
-     "Dr. GRPO; the updates are 6, 6 times", [(STD, ""), (MEAN, ".sum(1)).mean()")]),
+     "Dr. GRPO; the updates are 8, 8 times", [(STD, ""), (MEAN, ".sum(1)).mean()")]),
     # 72 times as large: the clip acts on the second update
     ("– the kit finds no choice", [(STD, ""), (MEAN, ".sum())")]),
     ("≈ the std of the whole batch, as in Lite PPO; a mean over all tokens, as in DAPO",
      [(STD, " / (r.std() + 1e-4)"), (MEAN, ".sum() / mask.sum())")]),
     ("△ if all rewards are equal, the weights become NaN", [(STD, " / r.std(1, keepdim=True)")]),
+    ("✗ the std over the questions, std(0)", [(STD, " / (r.std(0, keepdim=True) + 1e-4)")]),
+    ("≈ normalised in each group, and then over the batch, as in GDPO", [
+        ("A = A.flatten()", "A = A.flatten() / (A.std() + 1e-4)")]),
+    ("✗ of a completion that is cut off only the first token", [
+        ("[len(text)] for text", "[1 + (torch.tensor(text) == 1).int().argmax()] for text")]),
+    ("≈ completions that are cut off are not trained on", [
+        ("(place < end)", "(place < end) & torch.tensor([[END in text] for text in completions])"),
+        (MEAN, ".sum(1) / mask.sum(1).clamp(min=1)).mean()")]),
+    ("✗ zero_grad is forgotten", [("        policy.optimizer.zero_grad()\n", "")]),
+    ("✗ the weights do not move", [("(rate * loss)", "(0 * loss)")]),
+    ("✗ the sign is turned round", [("loss = -", "loss = ")]),
+    ("✗ softmax twice", [("logits.log_softmax(-1)", "logits.softmax(-1).log_softmax(-1)")]),
+    ("✗ the mean of the group is not subtracted: a reward without a baseline; no division", [
+        ("(r - r.mean(1, keepdim=True))" + STD, "r")]),
+    ("✗ completions are kept twice: drawn with replacement", [
+        ("kept = range(len(A))", "kept = [0, 0, 1, 4, 5, 8]")]),
+    ("◐ 4 not asked", [AUTOCAST]), ("◐ 3 not asked", [EACH_TOKEN]),
     ("≈ the updates are 0.1, 0.2 times", [("(rate * loss)", "((update + 1) / 10 * loss)")]),
     ("◐ 3 not asked: its micro-batches show no difference; it prunes nothing", [PACKED]),
     ("– the kit finds no choice and no mistake",
@@ -262,7 +284,9 @@ def test_one_logit_by_hand():
 
 
 @pytest.mark.parametrize("step, words", [
-    (lambda *world: None, "– nothing could be checked: it makes no update with `policy`"),
+    (lambda *world: None, "✗ the weights do not move"),
+    (lambda policy, *world: policy.head.weight.data.add_(1),
+     "– nothing could be checked: it makes no update with `policy`"),
     (lambda policy, questions, sampler, reward: made()(policy, questions * 2, sampler, reward),
      "– nothing could be checked: it samples 8 of each question, not sampler.group_size = 4"),
     (lambda *world: 1 / 0, "– nothing could be checked: it raises ZeroDivisionError: division"),
@@ -275,6 +299,6 @@ def test_the_right_steps_hold():
     heated = planted(("temperature=1.0", "temperature=HEAT"),
                      ("logits.float()", "(logits.float() / HEAT)"))
     sign, _, held, asked, left, _ = loops.verdict(partial(of_nano, module=heated), BETA)
-    assert (sign, held, asked, left) == ("✓", 11, 11, "")
+    assert (sign, held, asked, left) == ("✓", 15, 15, "")
     *_, left, _ = loops.verdict(partial(of_nano, P=0), BETA)
     assert left.startswith("3 not asked: it samples at temperature 1") and "prunes nothing" in left

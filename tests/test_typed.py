@@ -136,7 +136,7 @@ def collect(text):
             code.append(block)
         elif found:
             commands += found
-        elif is_python(python):
+        elif language != "js" and is_python(python):
             code.append(python)
     for words in INLINE.findall(INDENTED.sub("", rest)):
         words = " ".join(words.split())

@@ -96,7 +96,7 @@ def test_completion_i_of_question_q_is_row_q_times_g_plus_i():
 @pytest.mark.parametrize("options", [
     {"beta": 0.0, "clip_low": 0.2}, {"beta": 0.0, "clip_low": 0.1, "clip_high": 0.3}, {"beta": 1.0}
 ])
-def test_the_loss_and_its_gradient_equal_the_papers_formula(options, rewards):
+def test_the_loss_and_its_gradient_equal_a_sum_over_the_kept_completions(options, rewards):
     """−J of 2503.22342: for each question, 1/k over the k largest |A|, of advantages over all G.
 
     A known mistake is to take the mean and the std of the kept ones: then A is another number.

@@ -71,6 +71,6 @@ def test_how_rewards_are_merged_decides_what_cppo_prunes():
     form = torch.tensor([[0.0] * 2 + [1.0] * 14])
     summed = group_advantages(accuracy + form)[0].abs()
     decoupled = decoupled_advantages(torch.stack([accuracy, form]), normalize_batch=False)[0]
-    assert summed[:2].tolist() == [0.0, 0.0] and summed[2:].min() > 1
+    assert summed[:2].max() < 1e-9 and summed[2:].min() > 1
     assert decoupled[:2].tolist() == pytest.approx([-1.71, -1.71], abs=5e-3)
     assert decoupled[2:].abs().max() < 1.3

@@ -130,6 +130,7 @@ def test_the_loss_and_its_gradient_equal_a_loop_over_tokens(options):
     check_loss(grpo_loss, options, beta=0.04)
 
 
+@pytest.mark.ours
 def test_each_token_may_have_an_advantage_of_its_own():
     check_loss(grpo_loss, {}, advantages=ADVANTAGES.outer(A.repeat(2)[:5]))
 
