@@ -200,20 +200,25 @@ def first_counts(mask, L):
     return grpo.sequence_mean_weights(mask)
 
 
-def loss(ratio, bound, kl, weigh, *, sign=1.0, on=lambda mask: mask, given=True, low=0.2, high=None,
-         beta=0.0):
+def loss(ratio, bound, kl, weigh, *, sign=1.0, on=lambda mask: mask, given=True, everywhere=False,
+         low=0.2, high=None, beta=0.0):
     """A loss of these parts. on: which tokens are trained on. given: `weights` is used if it is
-    given. The numbers are the defaults."""
+    given. everywhere: the padding counts as a token of its completion. The numbers are the
+    defaults."""
     def function(logp, old_logp, advantages, mask, *, ref_logp=None, beta=beta, clip_low=low,
                  clip_high=high, weights=None, max_tokens=None):
         keep = on(mask.bool())
-        p, o = (x.masked_fill(~keep, 0.0) for x in (logp, old_logp.detach()))
+        seen = torch.ones_like(keep) if everywhere else keep
+        p, o = (x.masked_fill(~seen, 0.0) for x in (logp, old_logp.detach()))
         a = advantages if advantages.dim() == 2 else advantages.unsqueeze(1)
         r = ratio(p, o, keep)
         out = bound(r, a, clip_low, clip_low if clip_high is None else clip_high, p)
         if ref_logp is not None and beta:
+            p = p.masked_fill(~keep, 0.0)
             out = out - beta * kl(p, ref_logp.detach().masked_fill(~keep, 0.0), r)
         w = weights if given and weights is not None else weigh(keep, max_tokens)
+        if everywhere:  # an empty completion counts as one token
+            w = w.amax(1, keepdim=True).masked_fill(~keep.any(1, keepdim=True), 1 / len(keep))
         return sign * -(w * out).sum()
 
     return function
@@ -230,7 +235,9 @@ def family(*, weigh, ratio=token_ratio, bound=clip, ratios=RATIO, bounds=BOUND, 
     weights = {f"{weigh_is[named]}: {WEIGHTS_SAY[name]}": WEIGHTS[name]
                for name in WEIGHTS_SAY if name != weigh}
     others = {
-        "on": changed(wrong, "on", ON),
+        "on": changed(wrong, "on", ON) + [
+            wrong("the sum runs over the padding, too, and is divided by |o| [3]",
+                  {"everywhere": True})],
         "sign": [wrong("J in place of −J: the sign of the loss is turned round", {"sign": -1.0})],
         "ratio": changed(wrong, "ratio", ratios),
         "bound": changed(wrong, "bound", bounds),
