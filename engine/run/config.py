@@ -241,7 +241,7 @@ def saved_options(chosen):
             f"({', '.join(sorted(other))}): finish it with that version, or start a new run.")
     fixed = ("model", "algorithm", "dataset", "columns", "group_size", "questions_per_step", "seed",
              "lora", "eval_every")
-    if saved["eval_dataset"] or saved["eval_every"]:
+    if saved["eval_every"] or compose(Config, saved).data.tested:
         fixed += MEASURED_WITH
     for name in fixed:
         was, now = saved[name], chosen.get(name, saved[name])

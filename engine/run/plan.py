@@ -104,9 +104,11 @@ def plan_with(micro_batch_tokens, options, devices):
     # log-softmax in float32, and sums of probabilities in float64
     cache = 2 * compute * keys * shape.num_hidden_layers * row
     sampled = options.group_size * (cache + shape.vocab_size * (compute + 4 + 8))
-    known = task_of(options.dataset).train_questions or 10**12  # without a download
-    share = math.ceil(options.epochs * known / devices)
-    questions = at_once = min(algorithm.questions_per_step, share)
+    questions = algorithm.questions_per_step
+    known = task_of(options.dataset).train_questions  # without a download
+    if known and options.epochs:  # else nobody knows how many the run asks
+        questions = min(questions, math.ceil(options.epochs * known / devices))
+    at_once = questions
     free = USABLE * device - sum(generation for generation, _ in items.values())
     while at_once > 1 and at_once * sampled > free:  # so does our sampler
         at_once //= 2

@@ -55,10 +55,11 @@ def print_plan(options, notes, argv):
     if p.fits:
         return 0
     if options.shard == "full":
-        devices = p.devices + 1
-        while devices < MOST_DEVICES and not plan(options, devices).fits:
-            devices += 1
-        note(f"As it is, it needs {devices} devices or more: torchrun --nproc-per-node {devices}.")
+        more = range(p.devices + 1, MOST_DEVICES + 1)
+        devices = next((n for n in more if plan(options, n).fits), None)
+        if devices:  # else it does not fit on any number of them
+            note(f"As it is, it needs {devices} devices or more: "
+                 f"torchrun --nproc-per-node {devices}.")
     print_changes(options, p, argv)
     return 3
 

@@ -61,6 +61,14 @@ def test_the_earliest_of_the_best_checkpoints_survives_newer_ones_and_a_kill(
             go_on(killed, f"--{other}")
 
 
+def test_a_run_that_its_data_set_evaluates_goes_on_with_the_same_evaluation(small, tmp_path):
+    """Also without --eval_dataset and --eval_every: before and after are compared at its end."""
+    usual = BRIEF.removesuffix(" --eval_every 2")
+    run(small, tmp_path / "run", f"{usual} --steps 1")
+    with pytest.raises(UserError, match="started with --max_new_tokens 16, not 17"):
+        go_on(tmp_path / "run", "--max_new_tokens 17")
+
+
 def test_if_the_best_checkpoint_is_damaged_a_later_one_can_be_the_best(
     small, tmp_path, monkeypatch, capsys
 ):

@@ -130,11 +130,18 @@ def test_the_recipes_of_the_paper_are_its_first_code(recipe):
 @pytest.mark.parametrize("words, said", [
     # 2,048 questions, half an epoch
     ("--questions_per_step 100000", "a step takes 1,024 questions on each device, not 400000"),
+    # steps alone end this run, and its questions come again
+    ("--questions_per_step 100000 --steps 5", "a step on each device: 400,000 questions"),
     (f"--plan 80 --recipe {MATH}", "As it is, it needs 3 devices or more: torchrun"),
 ])
 def test_what_cannot_be_is_said(words, said, capsys):
     out, _ = told(["--plan", *words.split()], capsys)
     assert said in out
+
+
+def test_no_number_of_devices_is_named_if_none_is_enough(capsys):
+    out, code = told(["--plan", 2, "--recipe", MATH], capsys)
+    assert code == 3 and "As it is" not in out
 
 
 def test_adapters_wider_than_the_model_are_refused():
