@@ -194,9 +194,11 @@ def findings_of_its_start(m, options, samples):
     texts = texts_of(samples)
     temperature = options.get("temperature", 1.0)
     # healthy, at 1: 0.2 nats; at 3: 1.9; weights that were never trained: 3
-    if m["entropy"].first > (1 if temperature > 1.2 else 2.5):
+    hot = temperature > 1.2
+    if m["entropy"].first > (1 if hot else 2.5):
+        cure = "--temperature 1" if hot else "a chat model: this one was not trained to answer"
         yield (f"The samples are noise at --temperature {temperature}.", "entropy no_signal",
-               "--temperature 1, or a model that was trained", texts)
+               cure, texts)
     # healthy, at 1: 0.2, and 0.4 of the texts are different; at 0.05: 0.4 and 0.1
     no_signal = from_start(m["no_signal"])
     alike = len(set(texts)) < 0.25 * len(texts)

@@ -86,7 +86,7 @@ def parser_of(config_class):
     """
     # of the program: what it does, how it is called, how long it takes
     about = (sys.modules["__main__"].__doc__ or "").split("\n\n")[:2]
-    about.append("The value None, in a recipe null, means: as if the option was not given.")
+    about.append("The value None (in a recipe null) gives an option its default.")
     # as transformers' HfArgumentParser, whose import would take as long as a user is ready to wait
     # for `--help`
     parser = argparse.ArgumentParser(
