@@ -111,9 +111,14 @@ def points_of(rows, metric, x):
 def band(axis, lines, column, color, style="-", width=2.5):
     """The mean over the seeds as a line, their range as a band. Returns the line. lines: of each
     seed, a list of points (x, …, y). column: which number of a point is x; the last one is y."""
-    seeds = [np.array(sorted((p[column], p[-1]) for p in points)).T for points in lines]
-    ends = np.unique(np.concatenate([xs for xs, _ in seeds]))
-    grid = ends.clip(max(xs[0] for xs, _ in seeds), min(xs[-1] for xs, _ in seeds))
+    seeds = []
+    for points in lines:
+        ordered = sorted((point[column], point[-1]) for point in points)
+        seeds.append(np.array(ordered).T)
+    # the seeds are compared at every x of theirs, from the last start to the first end
+    first = max(xs[0] for xs, _ in seeds)
+    last = min(xs[-1] for xs, _ in seeds)
+    grid = np.unique(np.concatenate([xs for xs, _ in seeds]).clip(first, last))
     values = np.array([np.interp(grid, xs, ys) for xs, ys in seeds])
     axis.fill_between(grid, values.min(0), values.max(0), color=color, alpha=0.12, linewidth=0)
     return axis.plot(grid, values.mean(0), color=color, linestyle=style, linewidth=width)[0]
