@@ -2,7 +2,7 @@
 
     python experiments/learning.py                     on a GPU: about fifteen minutes, no hub
     python experiments/learning.py --size cpu          on a CPU: a smaller model, an hour or two
-    python experiments/learning.py --others            also three more methods
+    python experiments/learning.py --others            also four more methods
     python experiments/learning.py --part base         only the base model; then pilot, then runs
     python experiments/learning.py --model DIR         SmolLM2-135M-Instruct on `arithmetic`;
                                                        library/get_smollm2.py makes DIR
@@ -49,8 +49,9 @@ from tasks import toy
 
 PLAN = ROOT / "experiments/results/learning_plan.md"
 G = 16
-GRPO = {"algorithm": "grpo", "questions_per_step": 1}
-CPPO = {"algorithm": "cppo", "questions_per_step": 1}
+# one update of 16 completions, as the plan says (the toy's own data set asks for two of 8)
+GRPO = {"algorithm": "grpo", "questions_per_step": 1, "minibatches": 1}
+CPPO = {"algorithm": "cppo", "questions_per_step": 1, "minibatches": 1}
 METHODS = {  # options of train.py
     "GRPO": GRPO,
     "GRPO, 8 together": GRPO | {"questions_per_step": 8, "minibatches": 8},
@@ -58,6 +59,8 @@ METHODS = {  # options of train.py
     "CPPO, P=0.75": CPPO | {"pruning_rate": 0.75},
     "CPPO, P=0.9375": CPPO | {"pruning_rate": 0.9375},
     "random, P=0.875": CPPO | {"pruning_rate": 0.875, "keep": "random"},
+    "token mean, P=0.875": CPPO | {
+        "pruning_rate": 0.875, "algorithm": "cppo_published", "keep": "largest_abs"},
 }
 FIRST = tuple(METHODS)[:3]
 SHARES = (0, 0.125, 0.25, 0.5, 0.75, 1)  # of the time: when a run is evaluated
@@ -104,7 +107,7 @@ class Options:
         None, "none: gpu if there is one, else cpu; chat if a model is given",
         choices=tuple(SIZES))
     part: str = option("all", "what is made", choices=("base", "pilot", "runs", "all"))
-    others: bool = option(False, "all six methods, not only the first three")
+    others: bool = option(False, "all seven methods, not only the first three")
     model: str | None = option(None, "folder of SmolLM2-135M-Instruct, or of another chat model")
     output: str = option(RESULTS, "folder of the page, of its figures and of its picture")
 
