@@ -51,6 +51,13 @@ def test_the_learning_study_makes_base_pilot_and_runs_once_and_a_page(tmp_path, 
     assert (tmp_path / "runs/results/learning_quick.png").exists()
 
 
+@pytest.mark.parametrize("method", learning.METHODS)
+def test_each_method_updates_on_16_completions_as_the_plan_says(method, monkeypatch, small):
+    monkeypatch.setattr(learning, "train_for", lambda config, algorithm, *others: algorithm)
+    a = learning.Learning("cpu", CPU, small).run(method, 1e-4, 1, 300)
+    assert (a.questions_per_step * a.k, a.group_size, a.mu) == (16 * a.minibatches, 16, 1)
+
+
 def test_ahead_is_each_seed_above_each_seed():
     spreads = [{"min": low, "max": high} for low, high in ((0.4, 0.6), (0.6, 0.7), (0.61, 0.9))]
     assert learning.ahead(spreads[2], spreads[0]) == "ahead"
