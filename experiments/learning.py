@@ -63,6 +63,7 @@ METHODS = {  # options of train.py
         "pruning_rate": 0.875, "algorithm": "cppo_published", "keep": "largest_abs"},
 }
 FIRST = tuple(METHODS)[:3]
+BESIDE = "GRPO", "GRPO, 8 together", "random, P=0.875"  # with which each method is compared
 SHARES = (0, 0.125, 0.25, 0.5, 0.75, 1)  # of the time: when a run is evaluated
 BASE_BETWEEN = 0.2, 0.5  # the accuracy of a base model that has something to learn
 LEAST_GAIN = 0.05  # of GRPO in its best pilot run
@@ -227,7 +228,7 @@ def page(result):
         line = dict(row)
         line["reached"] = reached(row["held_out"], target, result["seconds"])
         for other in rows:
-            if other["name"] in ("GRPO", FIRST[1]):
+            if other["name"] in BESIDE:
                 line[f"beside {other['name']}"] = (
                     f"{ahead(row['half'], other['half'])} · {ahead(row['end'], other['end'])}")
         shown.append(line)
@@ -235,8 +236,7 @@ def page(result):
         "lr": "", "steps": ".0f", "completions": ".0f", "share of sampling": ("sampling", ".0%"),
         "tokens long": ("length", ".0f"), "after half the time": ("half", ".3f"),
         "at the end": ("end", ".3f"), f"seconds to {target:.2f}, each seed": ("reached", ".0f"),
-        "beside GRPO": "", f"beside {FIRST[1]}": "",
-    }
+    } | {f"beside {name}": "" for name in BESIDE}
     text += f"\n## Results\n\nThe base model answers {result['start']:.3f} of the questions. "
     text += f"Runs of {result['seconds']} seconds. Beside: after half the time · at the end.\n\n"
     return text + pivot(shown, columns) + f"\n\n![Accuracy]({result['study']}.png)\n"
