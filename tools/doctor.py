@@ -302,6 +302,9 @@ def findings_of_its_course(m, options, names, texts):
     if cut.end > cut.start + 0.2:
         yield "The length runs away.", "length truncated", cause, texts
     if length.end < 0.5 * length.start:
+        if options.get("algorithm") == "cppo":  # under 1/|o| a short right answer weighs more
+            cause = ("--algorithm cppo_published --keep largest_abs, where every token counts the "
+                     f"same; or {cause}")
         yield "The length collapses.", "length truncated", cause, texts
     if entropy.end < 0.5 * entropy.start and m["no_signal"].end > 0.5:
         yield ("The entropy collapses.", "entropy no_signal",

@@ -123,6 +123,13 @@ def test_each_limit_from_both_sides(name, healthy, faulty, what, more, tmp_path)
         named_first(logged(tmp_path, **more | {name: value}), expected)
 
 
+def test_cppo_whose_completions_become_short_is_told_of_the_token_mean(tmp_path):
+    for algorithm, told in (("cppo", True), ("cppo_published", False), ("grpo", False)):
+        first = logged(tmp_path, length=change(9.0, 4.0), options={"algorithm": algorithm})[0]
+        assert first.startswith("The length collapses")
+        assert ("cppo_published --keep largest_abs" in first) == told
+
+
 def paid(*answers, **more):
     """A run whose reward pays nearly all completions."""
     texts = [f"<answer>{answer}</answer>" for answer in answers]
