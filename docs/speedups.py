@@ -56,7 +56,7 @@ def of_the_gpu():
             PALER["P=0.9375"], "speed alone"),
         Bar("H100, P = 0.875", usual["speed-up"], PALER["P=0.875"], "speed alone"),
         Bar("H100, P = 0.875; GRPO 16 together", usual["beside GRPO, 16 together"],
-            PALER["P=0.875"], "the fair pair"),
+            PALER["P=0.875"], "CPPO 8 together"),
     ]
 
 
