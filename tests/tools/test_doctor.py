@@ -125,9 +125,13 @@ def test_each_limit_from_both_sides(name, healthy, faulty, what, more, tmp_path)
 
 def test_cppo_whose_completions_become_short_is_told_of_the_token_mean(tmp_path):
     for algorithm, told in (("cppo", True), ("cppo_published", False), ("grpo", False)):
-        first = logged(tmp_path, length=change(9.0, 4.0), options={"algorithm": algorithm})[0]
+        options = {"algorithm": algorithm}
+        first = logged(tmp_path, length=change(9.0, 4.0), options=options)[0]
         assert first.startswith("The length collapses")
         assert ("cppo_published --keep largest_abs" in first) == told
+        named_first(logged(tmp_path, length=change(9.0, 6.5), options=options), None)
+        short = logged(tmp_path, length=change(9.0, 6.2), options=options)
+        named_first(short, "The length collapses" if told else None)
 
 
 def paid(*answers, **more):
