@@ -4,9 +4,10 @@ import math
 import re
 
 from answers import changes_number, gold_answer, to_number
-from engine.scoring.score import REWARDS, is_grade, reward_columns, score, values_of
+from engine.scoring.score import REWARDS, is_grade, is_own, reward_columns, score, values_of
 
 LOOKED_AT = 1_024  # gold answers that are judged before a run: all of the first command's
+BY_OWN = 64  # by a reward of the user's own, which may be slow
 NO_ANSWERS = ("proof", "notfound", "not found", "n/a", "none", "-")  # of NuminaMath and others
 NUMBERS_ONLY = ("gsm8k_accuracy", "number_accuracy")  # rewards that judge numbers
 OPTION = tuple("ABCDEFGHIJ")
@@ -34,7 +35,7 @@ def notes_on_gold_answers(reward_functions, questions, numbers):
 
 def notes_on_lost(reward, rows):
     """[a sentence], if this reward can pay no completion for some of the rows."""
-    rows = rows[:LOOKED_AT]
+    rows = rows[: BY_OWN if is_own(reward.function) else LOOKED_AT]
     lost = []
     for row, won in zip(rows, winnable(reward, rows)):
         if not won:

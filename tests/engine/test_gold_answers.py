@@ -29,6 +29,22 @@ def test_which_gold_answers_can_be_won(name, answers, expected):
     assert winnable(Reward(name, REWARDS[name]), rows) == [expected] * len(rows)
 
 
+def test_a_reward_of_ones_own_may_be_slow_so_it_judges_few_gold_answers(monkeypatch):
+    monkeypatch.setattr(module, "BY_OWN", 2)
+    asked = []
+
+    def mine(completions, answer, **columns):
+        asked.extend(answer)
+        return [1.0] * len(completions)
+
+    rows = [{"question": "?", "answer": str(gold)} for gold in range(9)]
+    module.notes_on_lost(Reward("mine", mine), rows)
+    assert {*asked} == {"0", "1"}
+    [note] = module.notes_on_lost(
+        Reward("toy_accuracy", REWARDS["toy_accuracy"]), [*rows, rows[0] | {"answer": "proof"}])
+    assert "1 of the 10 gold answers" in note
+
+
 FORMS = ("<answer>{}</answer>", "#### {}", "is {}", "<ans>{}</ans>", "\nFINAL {}", "[[{}]]")
 
 
