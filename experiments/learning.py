@@ -2,7 +2,7 @@
 
     python experiments/learning.py                     on a GPU: about fifteen minutes, no hub
     python experiments/learning.py --size cpu          on a CPU: a smaller model, an hour or two
-    python experiments/learning.py --others            also four more methods
+    python experiments/learning.py --others            also five more methods
     python experiments/learning.py --part base         only the base model; then pilot, then runs
     python experiments/learning.py --model DIR         SmolLM2-135M-Instruct on `arithmetic`;
                                                        library/get_smollm2.py makes DIR
@@ -61,6 +61,7 @@ METHODS = {  # options of train.py
     "random, P=0.875": CPPO | {"pruning_rate": 0.875, "keep": "random"},
     "token mean, P=0.875": CPPO | {
         "pruning_rate": 0.875, "algorithm": "cppo_published", "keep": "largest_abs"},
+    "GRPO, token mean": GRPO | {"algorithm": "cppo_published", "pruning_rate": 0.0},
 }
 FIRST = tuple(METHODS)[:3]
 BESIDE = "GRPO", "GRPO, 8 together", "random, P=0.875"  # with which each method is compared
@@ -108,7 +109,7 @@ class Options:
         None, "none: gpu if there is one, else cpu; chat if a model is given",
         choices=tuple(SIZES))
     part: str = option("all", "what is made", choices=("base", "pilot", "runs", "all"))
-    others: bool = option(False, "all seven methods, not only the first three")
+    others: bool = option(False, "all eight methods, not only the first three")
     model: str | None = option(None, "folder of SmolLM2-135M-Instruct, or of another chat model")
     output: str = option(RESULTS, "folder of the page, of its figures and of its picture")
 
