@@ -301,8 +301,9 @@ def findings_of_its_course(m, options, names, texts):
     # healthy: 0.02, and 13 → 35 tokens
     if cut.end > cut.start + 0.2:
         yield "The length runs away.", "length truncated", cause, texts
-    # under 1/|o| a token of a short right answer weighs more
-    favours_short = options.get("algorithm") == "cppo"
+    # CPPO with its 1/|o|: a token of a short right answer weighs more
+    pruned = options.get("pruning_rate") and options.get("keep") == "largest_abs"
+    favours_short = pruned and options.get("algorithm") in ("cppo", "grpo")
     if length.end < (0.7 if favours_short else 0.5) * length.start:
         if favours_short:
             cause = ("--algorithm cppo_published --keep largest_abs, where every token counts the "

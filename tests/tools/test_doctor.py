@@ -124,8 +124,12 @@ def test_each_limit_from_both_sides(name, healthy, faulty, what, more, tmp_path)
 
 
 def test_cppo_whose_completions_become_short_is_told_of_the_token_mean(tmp_path):
-    for algorithm, told in (("cppo", True), ("cppo_published", False), ("grpo", False)):
-        options = {"algorithm": algorithm}
+    for algorithm, keep, rate, told in [
+        ("cppo", "largest_abs", 0.75, True), ("grpo", "largest_abs", 0.75, True),
+        ("cppo_published", "largest_abs", 0.75, False), ("cppo", "random", 0.75, False),
+        ("cppo", "largest_abs", 0.0, False), ("grpo", "all", 0.0, False),
+    ]:
+        options = {"algorithm": algorithm, "keep": keep, "pruning_rate": rate}
         first = logged(tmp_path, length=change(9.0, 4.0), options=options)[0]
         assert first.startswith("The length collapses")
         assert ("cppo_published --keep largest_abs" in first) == told
