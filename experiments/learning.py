@@ -2,7 +2,8 @@
 
     python experiments/learning.py                     on a GPU: about fifteen minutes, no hub
     python experiments/learning.py --size cpu          on a CPU: a smaller model, an hour or two
-    python experiments/learning.py --others            also five more methods
+    python experiments/learning.py --size thinks       the same; the base model always thinks
+    python experiments/learning.py --others            all eight methods
     python experiments/learning.py --part base         only the base model; then pilot, then runs
     python experiments/learning.py --model DIR         SmolLM2-135M-Instruct on `arithmetic`;
                                                        library/get_smollm2.py makes DIR
@@ -63,7 +64,6 @@ METHODS = {  # options of train.py
         "pruning_rate": 0.875, "algorithm": "cppo_published", "keep": "largest_abs"},
     "GRPO, token mean": GRPO | {"algorithm": "cppo_published", "pruning_rate": 0.0},
 }
-FIRST = tuple(METHODS)[:3]
 BESIDE = "GRPO", "GRPO, 8 together", "random, P=0.875"  # with which each method is compared
 SHARES = (0, 0.125, 0.25, 0.5, 0.75, 1)  # of the time: when a run is evaluated
 BASE_BETWEEN = 0.2, 0.5  # the accuracy of a base model that has something to learn
@@ -83,19 +83,25 @@ class Size:
     operands: tuple = (0, 0)  # of the sums; a model that is given has none
     shape: dict = field(default_factory=dict)  # of the base model
     warm_start: dict = field(default_factory=dict)  # its training
+    texts: dict = field(default_factory=dict)  # of that: see long_demonstration
     checked: bool = True  # whether the base and the pilot must be as the plan says
+    methods: tuple = tuple(METHODS)[:3]  # the first ones
 
 
 RATES = 3e-5, 1e-4, 3e-4
+SMALL = {"width": 144, "layers": 4, "context": 256, "spread": 0.06}
+SMALL_START = {"steps": 700, "batch_size": 64, "lr": 3e-3}
 SIZES = {
     "gpu": Size(
         "toy_long", 28, 12, (1, 2, 3, 4, 5), 512, RATES, toy.LONG,
         {"width": 384, "layers": 8, "context": 512, "spread": 0.04},
         {"steps": 1000, "batch_size": 256, "lr": 1e-3, "most_tokens": 16384}),
     "cpu": Size(
+        "toy_middle", 300, 100, (1, 2, 3), 256, RATES, toy.MIDDLE, SMALL, SMALL_START),
+    "thinks": Size(  # see the end of the plan
         "toy_middle", 300, 100, (1, 2, 3), 256, RATES, toy.MIDDLE,
-        {"width": 144, "layers": 4, "context": 256, "spread": 0.06},
-        {"steps": 700, "batch_size": 64, "lr": 3e-3}),
+        SMALL, SMALL_START | {"steps": 300}, {"thinking": 1.0, "slip": 0.06}, methods=(
+            "GRPO", "CPPO, P=0.875", "random, P=0.875", "token mean, P=0.875")),
     "chat": Size("arithmetic", 60, 30, (1, 2, 3), 512, (1e-5, 3e-5, 1e-4)),
     "quick": Size(
         "toy_middle", 1.0, 0.4, (1, 2), 4, RATES[1:], (3, 4), {"width": 32, "layers": 1},
@@ -109,7 +115,7 @@ class Options:
         None, "none: gpu if there is one, else cpu; chat if a model is given",
         choices=tuple(SIZES))
     part: str = option("all", "what is made", choices=("base", "pilot", "runs", "all"))
-    others: bool = option(False, "all eight methods, not only the first three")
+    others: bool = option(False, "all eight methods, not only those of the size")
     model: str | None = option(None, "folder of SmolLM2-135M-Instruct, or of another chat model")
     output: str = option(RESULTS, "folder of the page, of its figures and of its picture")
 
@@ -132,7 +138,8 @@ class Learning:
             torch.manual_seed(0)
             tokenizer = toy_model.make_tokenizer()
             model = toy_model.make_model(tokenizer, **self.size.shape).to(self.device)
-            demonstrate = partial(toy_model.long_demonstration, operands=self.size.operands)
+            demonstrate = partial(
+                toy_model.long_demonstration, operands=self.size.operands, **self.size.texts)
             toy_model.warm_start(
                 model, tokenizer, demonstrate=demonstrate, **self.size.warm_start)
             unfinished = folder.with_suffix(".unfinished")
@@ -157,7 +164,7 @@ class Learning:
     def warm_up(self):
         """A GPU loads its kernels before it computes for the first time."""
         if self.device.type == "cuda":
-            self.run(FIRST[-1], self.size.rates[0], 0, 3)
+            self.run(self.size.methods[-1], self.size.rates[0], 0, 3)
 
     def rate(self, method):
         """The learning rate with which the pilot's run was best at its end."""
@@ -281,7 +288,7 @@ def main(argv):
     device = this_device()
     usual = "chat" if options.model else "gpu" if device.type == "cuda" else "cpu"
     learning = Learning(options.size or usual, device, options.model)
-    methods = tuple(METHODS) if options.others else FIRST
+    methods = tuple(METHODS) if options.others else learning.size.methods
     progress.note(f"base model: {learning.base()}")
     if options.part == "base":
         return

@@ -105,16 +105,16 @@ def tool_demonstration(index):
     return row["question"], f"{text}<answer>{answer}</answer>"
 
 
-def long_demonstration(index, operands):
+def long_demonstration(index, operands, thinking=LONG_THINKING_SHARE, slip=SLIP):
     """(question, completion) number `index` of the warm start of longer sums.
 
-    Some completions think, most guess. A step of a thought is wrong with the chance SLIP, so there
-    is more to learn than to think: to calculate without a slip.
+    thinking: the share of completions that think; the others guess. slip: the chance that a step
+    of a thought is wrong, so there is more to learn than to think: to calculate without a slip.
     """
     row = toy.question(index, "warm_start", operands)
     rng = random.Random(f"demonstration {index}")
     answer = int(row["answer"])
-    if rng.random() >= LONG_THINKING_SHARE:
+    if rng.random() >= thinking:
         if rng.random() < WRONG_SHARE:
             answer += rng.choice([-3, -2, -1, 1, 2, 3])
         return row["question"], f"<answer>{abs(answer)}</answer>"
@@ -123,7 +123,7 @@ def long_demonstration(index, operands):
     thoughts = ""
     for step in steps:
         result = total + int(step)
-        if rng.random() < SLIP:
+        if rng.random() < slip:
             result += rng.choice([-1, 1])
         thoughts += f"{total}{step}={result};"
         total = result

@@ -47,7 +47,7 @@ def test_the_learning_study_makes_base_pilot_and_runs_once_and_a_page(tmp_path, 
     page = (tmp_path / "runs/results/learning_quick.md").read_text()
     assert "## Plan, written before the runs" in page and "| CPPO, P=0.875 | " in page
     found = json.loads((tmp_path / "runs/results/learning_quick.json").read_text())
-    assert [row["name"] for row in found["rows"]] == list(learning.FIRST)
+    assert [row["name"] for row in found["rows"]] == list(learning.SIZES["quick"].methods)
     assert (tmp_path / "runs/results/learning_quick.png").exists()
 
 
