@@ -2,7 +2,7 @@
 
     python experiments/learning.py                     on a GPU: about fifteen minutes, no hub
     python experiments/learning.py --size cpu          on a CPU: a smaller model, an hour or two
-    python experiments/learning.py --size thinks       the same; the base model always thinks
+    python experiments/learning.py --size careless     the same; its bad answers are long, too
     python experiments/learning.py --others            all eight methods
     python experiments/learning.py --part base         only the base model; then pilot, then runs
     python experiments/learning.py --model DIR         SmolLM2-135M-Instruct on `arithmetic`;
@@ -89,6 +89,7 @@ class Size:
 
 
 RATES = 3e-5, 1e-4, 3e-4
+CAREFUL_RATES = 1e-5, 3e-5, 1e-4
 SMALL = {"width": 144, "layers": 4, "context": 256, "spread": 0.06}
 SMALL_START = {"steps": 700, "batch_size": 64, "lr": 3e-3}
 SIZES = {
@@ -98,11 +99,11 @@ SIZES = {
         {"steps": 1000, "batch_size": 256, "lr": 1e-3, "most_tokens": 16384}),
     "cpu": Size(
         "toy_middle", 300, 100, (1, 2, 3), 256, RATES, toy.MIDDLE, SMALL, SMALL_START),
-    "thinks": Size(  # see the end of the plan
-        "toy_middle", 300, 100, (1, 2, 3), 256, RATES, toy.MIDDLE,
-        SMALL, SMALL_START | {"steps": 300}, {"thinking": 1.0, "slip": 0.06}, methods=(
-            "GRPO", "CPPO, P=0.875", "random, P=0.875", "token mean, P=0.875")),
-    "chat": Size("arithmetic", 60, 30, (1, 2, 3), 512, (1e-5, 3e-5, 1e-4)),
+    "careless": Size(  # see the end of the plan
+        "toy_middle", 300, 100, (1, 2, 3), 256, CAREFUL_RATES, toy.MIDDLE,
+        SMALL, SMALL_START | {"steps": 400}, {"careless": 0.15},
+        methods=("GRPO", "CPPO, P=0.875", "token mean, P=0.875")),
+    "chat": Size("arithmetic", 60, 30, (1, 2, 3), 512, CAREFUL_RATES),
     "quick": Size(
         "toy_middle", 1.0, 0.4, (1, 2), 4, RATES[1:], (3, 4), {"width": 32, "layers": 1},
         {"steps": 2, "batch_size": 4}, checked=False),

@@ -105,22 +105,26 @@ def tool_demonstration(index):
     return row["question"], f"{text}<answer>{answer}</answer>"
 
 
-def long_demonstration(index, operands, thinking=LONG_THINKING_SHARE, slip=SLIP):
+def long_demonstration(index, operands, careless=None):
     """(question, completion) number `index` of the warm start of longer sums.
 
-    thinking: the share of completions that think; the others guess. slip: the chance that a step
-    of a thought is wrong, so there is more to learn than to think: to calculate without a slip.
+    Some completions think, most guess. A step of a thought is wrong with the chance SLIP, so there
+    is more to learn than to think: to calculate without a slip. careless: if it is given, nobody
+    guesses. Instead, most thoughts begin with a semicolon, and their steps are wrong with this
+    chance. So bad answers are as long as good ones.
     """
     row = toy.question(index, "warm_start", operands)
     rng = random.Random(f"demonstration {index}")
     answer = int(row["answer"])
-    if rng.random() >= thinking:
-        if rng.random() < WRONG_SHARE:
-            answer += rng.choice([-3, -2, -1, 1, 2, 3])
-        return row["question"], f"<answer>{abs(answer)}</answer>"
+    thoughts, slip = "", SLIP
+    if rng.random() >= LONG_THINKING_SHARE:
+        if careless is None:
+            if rng.random() < WRONG_SHARE:
+                answer += rng.choice([-3, -2, -1, 1, 2, 3])
+            return row["question"], f"<answer>{abs(answer)}</answer>"
+        thoughts, slip = ";", careless
     first, *steps = re.findall(r"[+-]?\d", row["question"])
     total = int(first)
-    thoughts = ""
     for step in steps:
         result = total + int(step)
         if rng.random() < slip:
