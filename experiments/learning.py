@@ -101,7 +101,7 @@ SIZES = {
         "toy_middle", 300, 100, (1, 2, 3), 256, RATES, toy.MIDDLE, SMALL, SMALL_START),
     "careless": Size(  # see the end of the plan
         "toy_middle", 300, 100, (1, 2, 3), 256, CAREFUL_RATES, toy.MIDDLE,
-        SMALL, SMALL_START | {"steps": 400}, {"careless": 0.15},
+        SMALL, SMALL_START | {"steps": 500}, {"careless": 0.2},
         methods=("GRPO", "CPPO, P=0.875", "token mean, P=0.875")),
     "chat": Size("arithmetic", 60, 30, (1, 2, 3), 512, CAREFUL_RATES),
     "quick": Size(

@@ -110,26 +110,26 @@ def long_demonstration(index, operands, careless=None):
 
     Some completions think, most guess. A step of a thought is wrong with the chance SLIP, so there
     is more to learn than to think: to calculate without a slip. careless: if it is given, nobody
-    guesses. Instead, most thoughts begin with a semicolon, and their steps are wrong with this
-    chance. So bad answers are as long as good ones.
+    guesses. Instead, most thoughts have a newline after each step, and their steps are wrong with
+    this chance. So bad answers are as long as good ones.
     """
     row = toy.question(index, "warm_start", operands)
     rng = random.Random(f"demonstration {index}")
     answer = int(row["answer"])
-    thoughts, slip = "", SLIP
+    end, slip = ";", SLIP
     if rng.random() >= LONG_THINKING_SHARE:
         if careless is None:
             if rng.random() < WRONG_SHARE:
                 answer += rng.choice([-3, -2, -1, 1, 2, 3])
             return row["question"], f"<answer>{abs(answer)}</answer>"
-        thoughts, slip = ";", careless
+        end, slip = "\n", careless
     first, *steps = re.findall(r"[+-]?\d", row["question"])
-    total = int(first)
+    total, thoughts = int(first), ""
     for step in steps:
         result = total + int(step)
         if rng.random() < slip:
             result += rng.choice([-1, 1])
-        thoughts += f"{total}{step}={result};"
+        thoughts += f"{total}{step}={result}{end}"
         total = result
     return row["question"], f"<think>{thoughts}</think>\n<answer>{total}</answer>"
 
