@@ -259,11 +259,9 @@ def hold_out(rows, seed):
     count = min(HELD_OUT, len(rows) // 4)
     chosen = random.Random(f"{seed} held out").sample(range(len(rows)), count)
     others = sorted(set(range(len(rows))) - set(chosen))
-    parts = []
-    for numbers in (others, chosen):
-        of_file = isinstance(rows, Rows)
-        parts.append(rows.select(numbers) if of_file else [rows[i] for i in numbers])
-    return parts
+    if isinstance(rows, Rows):
+        return rows.select(others), rows.select(chosen)
+    return [rows[i] for i in others], [rows[i] for i in chosen]
 
 
 def take(questions, position, count, seed):

@@ -54,8 +54,8 @@ def read_rows(name, split="train", limit=None, model=None, columns=None):
         return list(islice(source(split), most))
     else:
         rows = open_file(name, split, columns=columns)
-    if most and most < len(rows):
-        rows = rows.select(range(most))
+    if most:
+        rows = rows.select(range(min(most, len(rows))))
     check_dataset(name, model, rows)
     return rows
 

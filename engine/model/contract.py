@@ -96,7 +96,9 @@ class Completions:
             written = [token for token in row[:end] if token not in silent]
             text = decode(written)
             if self.stop:
-                text = before_stop(decode(written + row[end : end + 1]), self.stop, text)
+                whole = decode(written + row[end : end + 1])
+                before = min((whole.partition(word)[0] for word in self.stop), key=len)
+                text = text if before == whole else before
             texts.append(thoughts[i // group_size] + text)
         return texts
 
@@ -148,12 +150,6 @@ def first_problem(drawn, vocabulary):
     }
     found = torch.stack([places.any() for places in wrong.values()]).tolist()  # here it waits
     return next((words for words, there in zip(wrong, found) if there), None)
-
-
-def before_stop(whole, stop, text):
-    """What a text says before it holds one of the texts `stop`; `text` if it holds none."""
-    before = min((whole.partition(word)[0] for word in stop), key=len)
-    return text if before == whole else before
 
 
 def stop_tokens(model, tokenizer):

@@ -87,14 +87,15 @@ def micro_batches_by_prompt(prompts, lengths, max_tokens, second_pass):
         question_by_question(prompts, lengths, max_tokens, second_pass),
         micro_batches(whole, max_tokens),
     ]
-    costs = []
-    for cut in cuts:
+
+    def cost(cut):
         total = 0
         for rows in cut:
             tokens, once = forward_cost(prompts, lengths, rows, second_pass)
             total += tokens + once * second_pass
-        costs.append(total)
-    return cuts[costs.index(min(costs))]
+        return total
+
+    return min(cuts, key=cost)
 
 
 def question_by_question(prompts, lengths, max_tokens, second_pass):
@@ -104,6 +105,11 @@ def question_by_question(prompts, lengths, max_tokens, second_pass):
     A new piece begins if it saves more tokens than the prompt has, which it repeats. It saves
     padding: the completions that are left are padded to the longest of them.
     """
+
+    def fits(rows):
+        tokens, _ = forward_cost(prompts, lengths, rows, second_pass)
+        return tokens <= max_tokens
+
     groups = {}
     longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     for i in longest_first:
@@ -115,8 +121,7 @@ def question_by_question(prompts, lengths, max_tokens, second_pass):
             longest = lengths[pieces[-1][0]]
             saved = (len(group) - n) * (longest - lengths[i])
             together = [*pieces[-1], i]
-            tokens, _ = forward_cost(prompts, lengths, together, second_pass)
-            if tokens <= max_tokens and saved <= prompt.tokens:
+            if fits(together) and saved <= prompt.tokens:
                 pieces[-1] = together
             else:
                 pieces.append([i])
@@ -124,8 +129,7 @@ def question_by_question(prompts, lengths, max_tokens, second_pass):
     batches = pieces[:1]
     for piece in pieces[1:]:
         together = batches[-1] + piece
-        tokens, _ = forward_cost(prompts, lengths, together, second_pass)
-        if tokens <= max_tokens:
+        if fits(together):
             batches[-1] = together
         else:
             batches.append(piece)

@@ -92,9 +92,8 @@ class Networks:
         """Free all gradients."""
         self.optimizer.zero_grad()
         # in bfloat16 one is left here if memory has run out before it was added to the master's
-        self.model.zero_grad()
-        if self.critic:
-            self.critic.zero_grad()
+        for network in self.trained:
+            network.zero_grad()
 
     def refresh_sampler(self):
         """Let the sampler sample from the policy's weights of now."""
@@ -155,12 +154,11 @@ def whole_networks(source, folder, how, algorithm, compares, lora, seed):
     policy, tokenizer = load_policy(start, frozen=lora, **how)
     if lora:
         add_adapter(policy.model, lora, seed, folder)
-    copies = compares and not lora and first is None
-    networks = networks_around(policy, tokenizer, algorithm.critic, copies)
+    networks = networks_around(policy, tokenizer, algorithm.critic)
     if compares and lora:
         networks.reference = replace(policy, at_start=True)
-    elif first:
-        networks.reference = first
+    elif compares:
+        networks.reference = first or frozen(policy)
     return networks
 
 
@@ -169,7 +167,8 @@ def networks_around(policy, tokenizer, critic=False, reference=False):
     there is one, made of the policy."""
     networks = Networks(policy, tokenizer)
     if critic:
-        networks.critic = first_critic(policy)
+        backbone = deepcopy(policy.model.base_model)
+        networks.critic = Critic(backbone, policy.dtype, policy.shares_prompts)
     add_masters(networks)  # from here on the policy's model may be a rounded copy
     if reference:
         networks.reference = frozen(policy)
@@ -188,11 +187,6 @@ def load_policy(name, device, dtype, temperature=1.0, **options):
 def frozen(policy):
     """A copy of a policy that does not learn: the reference."""
     return replace(policy, model=frozen_copy(policy.model, policy.dtype))
-
-
-def first_critic(policy):
-    """PPO's critic at the start of a run."""
-    return Critic(deepcopy(policy.model.base_model), policy.dtype, policy.shares_prompts)
 
 
 def add_masters(networks):
@@ -277,16 +271,14 @@ def add_adapter(model, rank, seed, folder=None):
     adapters already, they learn on, and a copy of them stays as they are, for the reference.
     folder: a checkpoint; its adapters are loaded in place of these.
     """
-    from peft import LoraConfig  # takes a second to import, and few runs need it
+    # takes a second to import, and few runs need it
+    from peft import LoraConfig, set_peft_model_state_dict
 
     check_rank(model, rank)
     torch.manual_seed(seed)
     if getattr(model, "peft_config", None):
         model.add_adapter(model.peft_config["default"], START)
-        weights = dict(model.named_parameters())
-        for name, p in weights.items():
-            if ".default." in name:
-                weights[name.replace(".default.", f".{START}.")].data.copy_(p)
+        set_peft_model_state_dict(model, model.get_adapter_state_dict("default"), START)
         model.set_adapter("default")
     else:
         model.add_adapter(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
