@@ -5,7 +5,6 @@ import functools
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import torch
 from tqdm import tqdm
@@ -67,13 +66,13 @@ WORDS = {
 }
 
 
-@dataclass
 class Clock:
     """Seconds spent in each phase of a step."""
 
-    device: torch.device
-    start: float = field(default_factory=time.perf_counter)
-    spent: dict = field(default_factory=lambda: dict.fromkeys(WORDS, 0.0))
+    def __init__(self, device):
+        self.device = device
+        self.start = time.perf_counter()
+        self.spent = dict.fromkeys(WORDS, 0.0)
 
     @contextmanager
     def phase(self, name):

@@ -92,8 +92,10 @@ class Rows(Sequence):
             answer = label.int2str(answer)
         if isinstance(question, list):
             row["prompt"] = chat_of(question)
-            asked = [turn["content"] for turn in row["prompt"] if turn["role"] == "user"]
-            question = asked[-1] if asked else None
+            question = None
+            for turn in row["prompt"]:
+                if turn["role"] == "user":
+                    question = turn["content"]
         elif self.columns[0] == "instruction" and raw.get("input"):  # of Alpaca's form
             question = f"{question}\n\n{raw['input']}"
         row["question"], row["answer"] = plain(question), plain(answer)

@@ -149,7 +149,9 @@ def first_problem(drawn, vocabulary):
         "logp above 0": mask & (drawn.logp > 0.01),  # less may be rounding
     }
     found = torch.stack([places.any() for places in wrong.values()]).tolist()  # here it waits
-    return next((words for words, there in zip(wrong, found) if there), None)
+    for words, there in zip(wrong, found):
+        if there:
+            return words
 
 
 def stop_tokens(model, tokenizer):
@@ -172,6 +174,6 @@ def end_of_turn(tokenizer):
         text = tokenizer.apply_chat_template(turns, tokenize=False)
     except Exception:  # there is no template, or it takes no such chat
         return None
-    _, found, after = text.rpartition(answer)
-    ids = tokenizer(after, add_special_tokens=False).input_ids if found else []
+    _, _, after = text.partition(answer)
+    ids = tokenizer(after, add_special_tokens=False).input_ids
     return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None

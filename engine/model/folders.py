@@ -28,12 +28,10 @@ def resolve_model(name):
     """
     path, saved = Path(name), checkpoints(name)
     of_hub = re.fullmatch(r"(?!runs/)\w[\w.-]*(/[\w.-]+)?", str(name))  # OWNER/NAME
-    if path.is_dir():
+    if path.exists():
         if not [*saved, *path.glob("*config.json")]:
-            raise UserError(f"the folder {name} holds no model: name a folder with a config.json, "
-                            "or the folder of a run.")
-    elif path.is_file():
-        raise UserError(f"the model {name} is a file: name the folder that holds it.")
+            raise UserError(f"{name} holds no model: name a folder with a config.json, or the "
+                            "folder of a run.")
     elif not of_hub or ("/" in of_hub[0] and path.parent.is_dir()):
         raise UserError(f"the model folder {name} does not exist.")
     else:

@@ -75,12 +75,9 @@ def read(name, dtype):
             name, dtype=dtype, output_loading_info=True, trust_remote_code=False)
     # what a damaged or a hostile folder raises is up to transformers and torch
     except Exception as error:
-        reason = why_unread(name, error)
-        if Path(name).is_dir() and not any(Path(name).glob("*token*")):
-            reason = "it holds no tokenizer"
-        raise UserError(f"the model {name} cannot be loaded ({reason}): name a causal language "
-                        "model of text with its tokenizer, whose weights are whole, not "
-                        "quantized.") from None
+        raise UserError(f"the model {name} cannot be loaded ({why_unread(name, error)}): name a "
+                        "causal language model of text with its tokenizer, whose weights are "
+                        "whole, not quantized.") from None
     if getattr(model, "is_quantized", False):
         raise UserError(f"the weights of {name} are quantized: only whole weights can be trained.")
     for missing in sorted(loading["missing_keys"]):  # filled with random numbers

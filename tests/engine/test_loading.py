@@ -174,7 +174,7 @@ def test_code_that_a_model_brings_is_never_run_and_nobody_is_asked(folder, tmp_p
 @pytest.mark.parametrize("name, reason", [
     ("runs/toy", "does not exist"), ("./toy", "does not exist"), ("a/b/c", "does not exist"),
     ("half", "holds no model: .*config.json"),
-    ("half/tokenizer.json", "is a file: name the folder"),
+    ("half/tokenizer.json", "holds no model: name a folder"),
 ])
 def test_what_looks_like_a_folder_is_not_looked_for_on_the_hub(name, reason, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
