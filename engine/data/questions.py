@@ -264,12 +264,6 @@ def hold_out(rows, seed):
     return [rows[i] for i in others], [rows[i] for i in chosen]
 
 
-def take(questions, position, count, seed):
-    """`count` questions from `position` on, in the order of `numbers_of`."""
-    numbers = numbers_of(position, count, len(questions), seed)
-    return [questions[number] for number in numbers]
-
-
 def numbers_of(position, count, questions, seed):
     """The numbers of `count` questions from `position` on. Each epoch has its own random order,
     which follows from the seed alone. questions: how many there are."""

@@ -9,7 +9,6 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from copy import copy
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
@@ -75,9 +74,8 @@ class Rows(Sequence):
 
     def select(self, numbers):
         """The rows with these numbers."""
-        chosen = copy(self)
-        chosen.dataset = self.dataset.select(numbers)
-        chosen.flat = self.flat.select(numbers)
+        chosen = Rows(self.dataset.select(numbers), self.columns, self.reserved)
+        chosen.fingerprint = self.fingerprint  # of all rows
         return chosen
 
     def __len__(self):

@@ -167,9 +167,16 @@ def networks_around(policy, tokenizer, critic=False, reference=False):
     there is one, made of the policy."""
     networks = Networks(policy, tokenizer)
     if critic:
-        backbone = deepcopy(policy.model.base_model)
-        networks.critic = Critic(backbone, policy.dtype, policy.shares_prompts)
-    add_masters(networks)  # from here on the policy's model may be a rounded copy
+        networks.critic = Critic(deepcopy(policy.model.base_model), policy.shares_prompts)
+    if policy.dtype != torch.float32:
+        # the weights of now are the masters, and rounded copies of them compute
+        networks.masters = networks.trained
+        policy.model = rounded(policy.model, policy.dtype)
+        if critic:
+            head = networks.critic.head  # it is float32, its own master
+            backbone = rounded(networks.critic.backbone, policy.dtype)
+            networks.critic = Critic(backbone, policy.shares_prompts)
+            networks.critic.head = head
     if reference:
         networks.reference = frozen(policy)
     networks.sampler = Sampler(policy.model, tokenizer)
@@ -189,20 +196,6 @@ def frozen(policy):
     return replace(policy, model=frozen_copy(policy.model, policy.dtype))
 
 
-def add_masters(networks):
-    """If the policy computes in bfloat16: let the weights of now be the masters, and rounded copies
-    of them compute."""
-    policy, critic = networks.policy, networks.critic
-    if policy.dtype == torch.float32:
-        return
-    networks.masters = networks.trained
-    policy.model = rounded(policy.model, policy.dtype)
-    if critic:
-        backbone = rounded(critic.backbone, critic.dtype)
-        networks.critic = Critic(backbone, critic.dtype, critic.shares_prompts)
-        networks.critic.head = critic.head  # it is float32, its own master
-
-
 def sharded_networks(source, folder, how, algorithm, compares, ours):
     """Networks of `--shard full`, without an optimizer: each device holds a part of each network,
     and a whole copy to sample from. The arguments are those of `whole_networks`.
@@ -216,7 +209,7 @@ def sharded_networks(source, folder, how, algorithm, compares, ours):
     policy.logprobs = shards.with_whole_weights(policy.model, policy.logprobs)
     networks = Networks(policy, tokenizer)
     if algorithm.critic:
-        critic = whole and Critic(whole.base_model, computed, policy.shares_prompts)
+        critic = whole and Critic(whole.base_model, policy.shares_prompts)
         networks.critic = shards.hand_out(critic, device, torch.float32, computed, exact=["head"])
     if ours:
         empty = shards.without_weights(whole, computed)

@@ -90,7 +90,7 @@ def call_by_name(function, completions, columns):
     first, *others = parameters.values()
     named = {**columns, "completions": completions}
     if first.kind <= first.POSITIONAL_OR_KEYWORD and "completions" not in parameters:
-        named.setdefault(first.name, named["completions"])
+        named.setdefault(first.name, completions)
     by_position = [named.pop(p.name) for p in [first, *others] if p.kind == p.POSITIONAL_ONLY]
     return function(*by_position, **named)
 
