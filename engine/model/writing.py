@@ -185,15 +185,18 @@ def sample_token(logits, sampling, u=None):
 
     u: (N,) float64 uniform random numbers in [0, 1), which choose the tokens.
     """
+    # it takes seconds to import: only once there is a model
+    from transformers import TopKLogitsWarper, TopPLogitsWarper
+
     logp = torch.log_softmax(logits.float() / (sampling.temperature or 1.0), -1)
     if sampling.temperature == 0:
         token = logits.argmax(-1)
     else:
         kept = logp
         if sampling.top_k:
-            kept = most_likely(kept, sampling.top_k)
+            kept = TopKLogitsWarper(sampling.top_k)(None, kept)
         if sampling.top_p < 1:
-            kept = nucleus(kept, sampling.top_p)
+            kept = TopPLogitsWarper(sampling.top_p)(None, kept)
         # the first token v with p_1 + … + p_v > u · total. The total is less than 1 if tokens were
         # dropped above. In float64 the sums are the same in whatever order a device adds, and
         # u · total is below the total even after rounding
@@ -202,18 +205,3 @@ def sample_token(logits, sampling, u=None):
         # NaN is nowhere in order; `until_first_stop` refuses it
         token.clamp_(max=logits.shape[-1] - 1)
     return token, logp.gather(-1, token[:, None]).squeeze(-1)
-
-
-def most_likely(logp, top_k):
-    """logp (N, V), -∞ for all but the top_k most likely tokens."""
-    smallest = logp.topk(min(top_k, logp.shape[-1])).values[:, -1:]
-    return logp.masked_fill(logp < smallest, -torch.inf)
-
-
-def nucleus(logp, top_p):
-    """logp (N, V), -∞ for a token if the more likely tokens already hold top_p of the
-    probability."""
-    order = logp.argsort(-1, descending=True)
-    p = logp.gather(-1, order).softmax(-1)
-    dropped = p.cumsum(-1) - p >= top_p
-    return logp.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf)
