@@ -6,7 +6,6 @@ of its prompt.
 """
 
 from copy import copy
-from functools import partial
 
 import torch
 from torch.nn.functional import pad
@@ -15,22 +14,22 @@ from torch.nn.utils.rnn import pad_sequence
 from engine.model.precision import nearly_equal
 
 
-def read_prompts(model, prompts, pad_id, device, **options):
+def read_prompts(model, prompts, device, **options):
     """Let a model read Q prompts, token lists, and keep their keys and values.
 
     Returns (its output, mask (Q, L), positions (Q, L), whether there is padding).
     """
     rows = [torch.tensor(prompt) for prompt in prompts]
-    pad_left = partial(pad_sequence, batch_first=True, padding_side="left")
-    ids = on_device(pad_left(rows, padding_value=pad_id), device)
-    mask = on_device(pad_left([torch.ones_like(row) for row in rows]), device)
+    ids = pad_sequence(rows, batch_first=True, padding_value=-1, padding_side="left")
+    ids = on_device(ids, device)
+    mask = (ids >= 0).long()
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     # without a mask there is less to compute; with one, transformers makes a GPU wait once, to see
     # what the mask hides
     padded = len(set(map(len, prompts))) > 1
     out = model(
-        input_ids=ids, attention_mask=mask if padded else None, position_ids=positions,
-        use_cache=True, **options)
+        input_ids=ids.clamp(min=0), attention_mask=mask if padded else None,
+        position_ids=positions, use_cache=True, **options)
     return out, mask, positions, padded
 
 
@@ -56,7 +55,7 @@ def read_prompts_once(backbone, prompts, tokens):
     numbers = [number.setdefault(tuple(prompt), len(number)) for prompt in prompts]
     prompt_of_row = on_device(numbers, device)
     cache = Cache(layer_class_to_replicate=SharedLayer)
-    out, mask, position, padded = read_prompts(backbone, number, 0, device, **{CACHE: cache})
+    out, mask, position, padded = read_prompts(backbone, number, device, **{CACHE: cache})
     first = out.last_hidden_state[prompt_of_row, -1:]  # predicts token 0
 
     # nothing is predicted after the last token

@@ -30,8 +30,7 @@ def write_completions(model, tokenizer, prompts, sampling, stop_ids, u, tokens, 
     T = tokens.shape[1]
     pace = PACES[model.device.type]
     progress.say("sampling", 1, T, "tokens")
-    unfinished = Unfinished(
-        model, tokenizer.pad_token_id, prompts, sampling, stop_ids, u, tokens, logp)
+    unfinished = Unfinished(model, prompts, sampling, stop_ids, u, tokens, logp)
     records, graph = pace.records and unfinished.plain, None
     for t in range(1, T):
         progress.say("sampling", t + 1, T, "tokens")
@@ -100,15 +99,14 @@ class Unfinished:
     arguments are those of `write_completions`.
     """
 
-    def __init__(self, model, pad_id, prompts, sampling, stop_ids, u, tokens, logp):
+    def __init__(self, model, prompts, sampling, stop_ids, u, tokens, logp):
         # it imports transformers, which takes seconds: only once there is a model
         from engine.model.kv_cache import CACHE, DynamicLayer, Place, RoomyLayer
 
         self.sampling, self.stop_ids = sampling, stop_ids
         self.u, self.tokens, self.logp = u, tokens, logp  # of all completions, (N, T)
         device, (N, T) = tokens.device, tokens.shape
-        out, mask, positions, padded = read_prompts(
-            model, prompts, pad_id, device, logits_to_keep=1)
+        out, mask, positions, padded = read_prompts(model, prompts, device, logits_to_keep=1)
         self.prompt = L = mask.shape[1]  # columns of the prompts
         order = torch.arange(len(mask), device=device).repeat_interleave(N // len(mask))
         self.cache = getattr(out, CACHE)
