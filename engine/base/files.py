@@ -59,8 +59,8 @@ def writing_into(folder):
     except OSError as error:
         if error.errno not in CANNOT_WRITE:
             raise
-        raise UserError(f"{CANNOT_WRITE[error.errno]}, or name another --output_dir than "
-                        f"{folder}.") from None
+        raise UserError(f"nothing can be written into {folder} ({error.strerror}): make room, or "
+                        "name another --output_dir.") from None
 
 
 @functools.cache

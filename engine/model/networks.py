@@ -43,8 +43,8 @@ def make_sampler(word, model, *arguments, **named):
     """A sampler of the user's own. What it returns is checked. model: the policy's, which reads the
     sampled tokens."""
     sampler = sampler_class(word)(*arguments, **named)
-    vocabulary = model.get_input_embeddings().num_embeddings
-    check_sampler(sampler, f"--sampler {word}", vocabulary)
+    check_sampler(
+        sampler, f"--sampler {word}", vocabulary=model.get_input_embeddings().num_embeddings)
     return sampler
 
 
