@@ -64,17 +64,15 @@ class Questions:
         A row is left out if its prompt is longer than `max_prompt_tokens`, or something is empty.
         No prompt is cut, because its end holds the question and the header of the assistant's turn.
         """
-        rows = self.complete(numbers)
-        rows = {number: self.without_solution(row) for number, row in rows.items()}
         examples = task_of(self.name).examples
-        texts = [
-            prompt_text(self.tokenizer, row, self.system_prompt, examples, self.template_options)
-            for row in rows.values()]
         # a chat template writes the special tokens itself
         plain_text = self.tokenizer.chat_template is None
-        prompts = self.tokenizer(texts, add_special_tokens=plain_text).input_ids if texts else []
         questions = {}
-        for (number, row), text, prompt in zip(rows.items(), texts, prompts):
+        for number, row in self.complete(numbers).items():
+            row = self.without_solution(row)
+            text = prompt_text(
+                self.tokenizer, row, self.system_prompt, examples, self.template_options)
+            prompt = self.tokenizer(text, add_special_tokens=plain_text).input_ids
             if 1 <= len(prompt) <= self.max_prompt_tokens:
                 questions[number] = {**row, "prompt": prompt, "begun": begun(text, row)}
         return questions

@@ -89,8 +89,7 @@ class Completions:
         rows = self.tokens.tolist()
         # if a completion was not cut off, its last token ends it, or completes a text of `stop`
         ends = (self.lengths - (~self.truncated).long()).tolist()
-        decode = partial(
-            tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        decode = partial(tokenizer.decode, clean_up_tokenization_spaces=False)
         texts = []
         for i, (row, end) in enumerate(zip(rows, ends)):
             written = [token for token in row[:end] if token not in silent]
