@@ -42,11 +42,11 @@ def resolve_model(name):
 def why_unread(name, error):
     """Why a model cannot be read, in words. error: of transformers, which asks the hub for a name
     that is no folder."""
-    reason = one_line(error).partition(" for this kind of AutoModel")[0]  # a list follows
     if isinstance(error, OSError) and not Path(name).is_dir():
         of_hub = shorten(str(error), 120, placeholder=" …")
         return f"there is no such folder here; the hub's library says: {of_hub}"
-    return reason
+    # after these words follows a list
+    return one_line(error).partition(" for this kind of AutoModel")[0]
 
 
 def adapters_in(folder):
