@@ -26,7 +26,7 @@ import train
 from algorithms import ALGORITHMS, KEEP
 from conformance.compare import OURS
 from engine.base.errors import UserError
-from engine.base.files import own_function
+from engine.base.files import known_or_own
 from engine.data.rows import check_dataset
 from engine.run.command_line import flat, given, parse
 from engine.run.config import Config, config_of
@@ -193,8 +193,8 @@ def check_train(words):
 def check_names(options):
     """What options of train.py name is there."""
     assert options.algorithm in ALGORITHMS
-    if options.keep not in {None, *KEEP}:
-        own_function(options.keep, "--keep")
+    if options.keep is not None:
+        known_or_own(options.keep, KEEP, "rule", "--keep")
     load_rewards(options.rewards or ())
     check_dataset(options.dataset)
 

@@ -9,14 +9,9 @@ from textwrap import shorten
 import torch
 
 ENGINE = Path(__file__).resolve().parents[1]
-CANNOT_WRITE = {  # the number of an OSError: what it means to the user
-    **dict.fromkeys(
-        [errno.ENOSPC, errno.EDQUOT], "the disk is full, and nothing can be written: make room"),
-    **dict.fromkeys(
-        [errno.EACCES, errno.EPERM, errno.EROFS], "the folder is read-only: make it writable"),
-    **dict.fromkeys(
-        [errno.EEXIST, errno.ENOTDIR], "there is a file in place of the folder: move the file"),
-}
+# numbers of an OSError: there is no room, it is not allowed, or a file stands in place of a folder
+CANNOT_WRITE = (
+    errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR)
 
 
 class UserError(Exception):

@@ -59,8 +59,8 @@ def writing_into(folder):
     except OSError as error:
         if error.errno not in CANNOT_WRITE:
             raise
-        raise UserError(f"{CANNOT_WRITE[error.errno]}, or name another --output_dir than "
-                        f"{folder}.") from None
+        raise UserError(f"nothing can be written into {folder} ({error.strerror}): make room, or "
+                        "name another --output_dir.") from None
 
 
 @functools.cache
@@ -91,21 +91,13 @@ def known_or_own(word, known, kind, option):
     """
     if word in known:
         return known[word]
-    if not word.partition(":")[0].endswith(".py"):
-        raise UserError(f"{option}: {unknown(kind, word, known)}, and FILE.py:NAME.")
-    return own_function(word, option)
-
-
-def own_function(word, option):
-    """The function or class that `word`, FILE.py:NAME, names. option: as for `own_module`.
-
-    Raises UserError if there is no such function.
-    """
     path, _, name = word.partition(":")
+    if not path.endswith(".py"):
+        raise UserError(f"{option}: {unknown(kind, word, known)}, and FILE.py:NAME.")
     module = own_module(path, option)
     function = getattr(module, name, None)
     if not callable(function):
-        there = [known for known, value in vars(module).items()
+        there = [other for other, value in vars(module).items()
                  if getattr(value, "__module__", None) == module.__name__]
         missing = f"{path} has no function '{name}': " if name else ""
         raise UserError(f"{option}: {missing}write {path}:FUNCTION, with a function of the file "

@@ -5,7 +5,6 @@ import functools
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import torch
 from tqdm import tqdm
@@ -67,13 +66,13 @@ WORDS = {
 }
 
 
-@dataclass
 class Clock:
     """Seconds spent in each phase of a step."""
 
-    device: torch.device
-    start: float = field(default_factory=time.perf_counter)
-    spent: dict = field(default_factory=lambda: dict.fromkeys(WORDS, 0.0))
+    def __init__(self, device):
+        self.device = device
+        self.start = time.perf_counter()
+        self.spent = dict.fromkeys(WORDS, 0.0)
 
     @contextmanager
     def phase(self, name):
@@ -96,14 +95,14 @@ class Clock:
 def bar(name, total, unit, *, done=0):
     """The bar of a loop: a tqdm."""
     look = ON_A_TERMINAL if sys.stderr.isatty() else IN_A_FILE
-    shown["bar"] = tqdm(
+    shown["bar"] = loop = tqdm(
         total=total, initial=done, desc=name, unit=unit, leave=False, miniters=0, smoothing=0,
         disable=ranks.rank() != 0, **look)
     try:
-        yield shown["bar"]
+        yield loop
     finally:
-        shown["bar"].set_postfix_str("", refresh=False)  # `close` shows the bar, in a file too
-        shown["bar"].close()
+        loop.set_postfix_str("", refresh=False)  # `close` shows the bar, in a file too
+        loop.close()
 
 
 def over(items, name, unit):

@@ -64,17 +64,15 @@ class Questions:
         A row is left out if its prompt is longer than `max_prompt_tokens`, or something is empty.
         No prompt is cut, because its end holds the question and the header of the assistant's turn.
         """
-        rows = self.complete(numbers)
-        rows = {number: self.without_solution(row) for number, row in rows.items()}
         examples = task_of(self.name).examples
-        texts = [
-            prompt_text(self.tokenizer, row, self.system_prompt, examples, self.template_options)
-            for row in rows.values()]
         # a chat template writes the special tokens itself
         plain_text = self.tokenizer.chat_template is None
-        prompts = self.tokenizer(texts, add_special_tokens=plain_text).input_ids if texts else []
         questions = {}
-        for (number, row), text, prompt in zip(rows.items(), texts, prompts):
+        for number, row in self.complete(numbers).items():
+            row = self.without_solution(row)
+            text = prompt_text(
+                self.tokenizer, row, self.system_prompt, examples, self.template_options)
+            prompt = self.tokenizer(text, add_special_tokens=plain_text).input_ids
             if 1 <= len(prompt) <= self.max_prompt_tokens:
                 questions[number] = {**row, "prompt": prompt, "begun": begun(text, row)}
         return questions
@@ -259,17 +257,9 @@ def hold_out(rows, seed):
     count = min(HELD_OUT, len(rows) // 4)
     chosen = random.Random(f"{seed} held out").sample(range(len(rows)), count)
     others = sorted(set(range(len(rows))) - set(chosen))
-    parts = []
-    for numbers in (others, chosen):
-        of_file = isinstance(rows, Rows)
-        parts.append(rows.select(numbers) if of_file else [rows[i] for i in numbers])
-    return parts
-
-
-def take(questions, position, count, seed):
-    """`count` questions from `position` on, in the order of `numbers_of`."""
-    numbers = numbers_of(position, count, len(questions), seed)
-    return [questions[number] for number in numbers]
+    if isinstance(rows, Rows):
+        return rows.select(others), rows.select(chosen)
+    return [rows[i] for i in others], [rows[i] for i in chosen]
 
 
 def numbers_of(position, count, questions, seed):

@@ -9,7 +9,6 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from copy import copy
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
@@ -54,8 +53,8 @@ def read_rows(name, split="train", limit=None, model=None, columns=None):
         return list(islice(source(split), most))
     else:
         rows = open_file(name, split, columns=columns)
-    if most and most < len(rows):
-        rows = rows.select(range(most))
+    if most:
+        rows = rows.select(range(min(most, len(rows))))
     check_dataset(name, model, rows)
     return rows
 
@@ -75,9 +74,8 @@ class Rows(Sequence):
 
     def select(self, numbers):
         """The rows with these numbers."""
-        chosen = copy(self)
-        chosen.dataset = self.dataset.select(numbers)
-        chosen.flat = self.flat.select(numbers)
+        chosen = Rows(self.dataset.select(numbers), self.columns, self.reserved)
+        chosen.fingerprint = self.fingerprint  # of all rows
         return chosen
 
     def __len__(self):
@@ -92,8 +90,10 @@ class Rows(Sequence):
             answer = label.int2str(answer)
         if isinstance(question, list):
             row["prompt"] = chat_of(question)
-            asked = [turn["content"] for turn in row["prompt"] if turn["role"] == "user"]
-            question = asked[-1] if asked else None
+            question = None
+            for turn in row["prompt"]:
+                if turn["role"] == "user":
+                    question = turn["content"]
         elif self.columns[0] == "instruction" and raw.get("input"):  # of Alpaca's form
             question = f"{question}\n\n{raw['input']}"
         row["question"], row["answer"] = plain(question), plain(answer)

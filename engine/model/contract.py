@@ -89,14 +89,15 @@ class Completions:
         rows = self.tokens.tolist()
         # if a completion was not cut off, its last token ends it, or completes a text of `stop`
         ends = (self.lengths - (~self.truncated).long()).tolist()
-        decode = partial(
-            tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        decode = partial(tokenizer.decode, clean_up_tokenization_spaces=False)
         texts = []
         for i, (row, end) in enumerate(zip(rows, ends)):
             written = [token for token in row[:end] if token not in silent]
             text = decode(written)
             if self.stop:
-                text = before_stop(decode(written + row[end : end + 1]), self.stop, text)
+                whole = decode(written + row[end : end + 1])
+                before = min((whole.partition(word)[0] for word in self.stop), key=len)
+                text = text if before == whole else before
             texts.append(thoughts[i // group_size] + text)
         return texts
 
@@ -147,13 +148,9 @@ def first_problem(drawn, vocabulary):
         "logp above 0": mask & (drawn.logp > 0.01),  # less may be rounding
     }
     found = torch.stack([places.any() for places in wrong.values()]).tolist()  # here it waits
-    return next((words for words, there in zip(wrong, found) if there), None)
-
-
-def before_stop(whole, stop, text):
-    """What a text says before it holds one of the texts `stop`; `text` if it holds none."""
-    before = min((whole.partition(word)[0] for word in stop), key=len)
-    return text if before == whole else before
+    for words, there in zip(wrong, found):
+        if there:
+            return words
 
 
 def stop_tokens(model, tokenizer):
@@ -176,6 +173,6 @@ def end_of_turn(tokenizer):
         text = tokenizer.apply_chat_template(turns, tokenize=False)
     except Exception:  # there is no template, or it takes no such chat
         return None
-    _, found, after = text.rpartition(answer)
-    ids = tokenizer(after, add_special_tokens=False).input_ids if found else []
+    _, _, after = text.partition(answer)
+    ids = tokenizer(after, add_special_tokens=False).input_ids
     return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None

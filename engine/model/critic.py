@@ -12,12 +12,12 @@ class Critic(torch.nn.Module):
     """V(s_t), the predicted score: a backbone and a linear head.
 
     The backbone starts as a copy of the policy's. The head starts at 0, so V is 0 at first.
-    dtype, shares_prompts: those of the Policy.
+    shares_prompts: as for the Policy.
     """
 
-    def __init__(self, backbone, dtype=torch.float32, shares_prompts=True):
+    def __init__(self, backbone, shares_prompts=True):
         super().__init__()
-        self.backbone, self.dtype, self.shares_prompts = backbone, dtype, shares_prompts
+        self.backbone, self.shares_prompts = backbone, shares_prompts
         width = backbone.config.get_text_config().hidden_size
         self.head = torch.nn.Linear(width, 1, device=backbone.device)
         for p in self.head.parameters():

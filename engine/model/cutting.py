@@ -15,28 +15,29 @@ from engine.model.logprobs import computed_lengths
 from engine.model.pace import PACES
 
 
-class Prompt(NamedTuple):
-    """What the cost depends on."""
+class Row(NamedTuple):
+    """A completion, as far as the cost depends on it."""
 
-    number: int  # equal prompts have the same number
-    tokens: int
+    number: int  # of the completion
+    prompt: int  # equal prompts have the same number
+    prompt_tokens: int
+    tokens: int  # of the completion
 
 
 def rows_of_micro_batches(batch, max_tokens, policy):
     """[(rows, whether a forward pass computes each different prompt only once)] of each
     micro-batch. rows: on the CPU; a micro-batch that only fills up a device has none."""
-    lengths = computed_lengths(batch.mask).tolist()
     second_pass = PACES[batch.tokens.device.type].second_pass
-    numbers = {}
-    prompts = []
-    for prompt in batch.prompts:
-        number = numbers.setdefault(tuple(prompt), len(numbers))
-        prompts.append(Prompt(number, len(prompt)))
+    lengths = computed_lengths(batch.mask).tolist()
+    known = {}
+    rows = []
+    for i, prompt in enumerate(batch.prompts):
+        same = known.setdefault(tuple(prompt), len(known))
+        rows.append(Row(i, same, len(prompt), lengths[i]))
     if policy.shares_prompts:
-        cut = micro_batches_by_prompt(prompts, lengths, max_tokens, second_pass)
+        cut = cheaper_cut(rows, max_tokens, second_pass)
     else:
-        whole = [prompt.tokens + n for prompt, n in zip(prompts, lengths)]
-        cut = micro_batches(whole, max_tokens)
+        cut = by_length(rows, max_tokens)
     count = max(1, len(cut))
     if policy.sharded:
         # devices gather weights together, so each needs as many micro-batches as the others
@@ -44,30 +45,29 @@ def rows_of_micro_batches(batch, max_tokens, policy):
         count = int(most["count"])
     cut += [[]] * (count - len(cut))
     pairs = []
-    for rows in cut:
-        if rows and not policy.sharded:
-            _, once = forward_cost(prompts, lengths, rows, second_pass)
-        else:
-            once = policy.sharded  # and as many passes as the others in each
-        pairs.append((torch.tensor(rows, dtype=torch.long), once and policy.shares_prompts))
+    for together in cut:
+        once = policy.sharded  # and as many passes as the others in each
+        if together and not policy.sharded:
+            _, once = forward_cost(together, second_pass)
+        numbers = torch.tensor([row.number for row in together], dtype=torch.long)
+        pairs.append((numbers, once and policy.shares_prompts))
     return pairs
 
 
-def forward_cost(prompts, lengths, rows, second_pass):
-    """What it costs to compute these rows: (tokens, True or False).
+def forward_cost(rows, second_pass):
+    """What it costs to compute these Rows: (tokens, True or False).
 
-    prompts: the Prompt of each completion. lengths: tokens of each completion. rows: indices
-    of some completions. second_pass: what a second pass costs in tokens (pace.py). True: two passes
-    are cheaper. The first pass computes each different prompt once, the second pass computes the
-    completions. False: one pass computes prompt + completion of each row. Padding counts.
+    second_pass: what a second pass costs in tokens (pace.py). True: two passes are cheaper. The
+    first pass computes each different prompt once, the second pass computes the completions. False:
+    one pass computes prompt + completion of each row. Padding counts.
 
     In the second pass each row also holds keys and values, one pair for each token of its prompt
     and of its completion. A pair takes about an eighth of the memory that computing a token takes.
     """
-    one_pass = len(rows) * max(prompts[i].tokens + lengths[i] for i in rows)
-    different = {prompts[i] for i in rows}
-    prompt = max(each.tokens for each in different)
-    completion = max(lengths[i] for i in rows)
+    one_pass = len(rows) * max(row.prompt_tokens + row.tokens for row in rows)
+    different = {row.prompt for row in rows}
+    prompt = max(row.prompt_tokens for row in rows)
+    completion = max(row.tokens for row in rows)
     keys = len(rows) * (prompt + completion) // 8
     two_passes = len(different) * prompt + len(rows) * completion + keys
     if two_passes + second_pass <= one_pass:
@@ -75,57 +75,61 @@ def forward_cost(prompts, lengths, rows, second_pass):
     return one_pass, False
 
 
-def micro_batches_by_prompt(prompts, lengths, max_tokens, second_pass):
-    """The cheaper of two ways to cut completions, for a model that may compute a prompt only once:
-    by the lengths of whole rows, or question by question.
+def cheaper_cut(rows, max_tokens, second_pass):
+    """The cheaper of two ways to cut Rows, for a model that may compute a prompt only once: by the
+    lengths of whole rows, or question by question. Returns lists of Rows.
 
-    prompts, lengths, second_pass: as for `forward_cost`. A micro-batch of two or more completions
-    costs at most `max_tokens`. Returns lists of indices.
+    A micro-batch of two or more completions costs at most `max_tokens`. second_pass: as for
+    `forward_cost`.
     """
-    whole = [prompt.tokens + n for prompt, n in zip(prompts, lengths)]
-    cuts = [
-        question_by_question(prompts, lengths, max_tokens, second_pass),
-        micro_batches(whole, max_tokens),
-    ]
-    costs = []
-    for cut in cuts:
+
+    def cost(cut):
         total = 0
-        for rows in cut:
-            tokens, once = forward_cost(prompts, lengths, rows, second_pass)
+        for together in cut:
+            tokens, once = forward_cost(together, second_pass)
             total += tokens + once * second_pass
-        costs.append(total)
-    return cuts[costs.index(min(costs))]
+        return total
+
+    cuts = question_by_question(rows, max_tokens, second_pass), by_length(rows, max_tokens)
+    return min(cuts, key=cost)
 
 
-def question_by_question(prompts, lengths, max_tokens, second_pass):
+def by_length(rows, max_tokens):
+    """Rows of similar lengths share a micro-batch (allocate.py)."""
+    lengths = [row.prompt_tokens + row.tokens for row in rows]
+    return [[rows[i] for i in numbers] for numbers in micro_batches(lengths, max_tokens)]
+
+
+def question_by_question(rows, max_tokens, second_pass):
     """First each question's completions are cut into pieces of similar lengths. Then pieces of
     similar lengths share a micro-batch. The longest come first.
 
     A new piece begins if it saves more tokens than the prompt has, which it repeats. It saves
     padding: the completions that are left are padded to the longest of them.
     """
+
+    def fits(together):
+        tokens, _ = forward_cost(together, second_pass)
+        return tokens <= max_tokens
+
     groups = {}
-    longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    for i in longest_first:
-        groups.setdefault(prompts[i], []).append(i)
+    for row in sorted(rows, key=lambda row: -row.tokens):
+        groups.setdefault(row.prompt, []).append(row)
     pieces = []
-    for prompt, group in groups.items():
-        pieces.append([group[0]])
-        for n, i in enumerate(group[1:], 1):
-            longest = lengths[pieces[-1][0]]
-            saved = (len(group) - n) * (longest - lengths[i])
-            together = [*pieces[-1], i]
-            tokens, _ = forward_cost(prompts, lengths, together, second_pass)
-            if tokens <= max_tokens and saved <= prompt.tokens:
+    for group in groups.values():
+        pieces.append(group[:1])
+        for n, row in enumerate(group[1:], 1):
+            saved = (len(group) - n) * (pieces[-1][0].tokens - row.tokens)
+            together = [*pieces[-1], row]
+            if fits(together) and saved <= row.prompt_tokens:
                 pieces[-1] = together
             else:
-                pieces.append([i])
-    pieces.sort(key=lambda piece: -lengths[piece[0]])
+                pieces.append([row])
+    pieces.sort(key=lambda piece: -piece[0].tokens)
     batches = pieces[:1]
     for piece in pieces[1:]:
         together = batches[-1] + piece
-        tokens, _ = forward_cost(prompts, lengths, together, second_pass)
-        if tokens <= max_tokens:
+        if fits(together):
             batches[-1] = together
         else:
             batches.append(piece)

@@ -28,12 +28,10 @@ def resolve_model(name):
     """
     path, saved = Path(name), checkpoints(name)
     of_hub = re.fullmatch(r"(?!runs/)\w[\w.-]*(/[\w.-]+)?", str(name))  # OWNER/NAME
-    if path.is_dir():
+    if path.exists():
         if not [*saved, *path.glob("*config.json")]:
-            raise UserError(f"the folder {name} holds no model: name a folder with a config.json, "
-                            "or the folder of a run.")
-    elif path.is_file():
-        raise UserError(f"the model {name} is a file: name the folder that holds it.")
+            raise UserError(f"{name} holds no model: name a folder with a config.json, or the "
+                            "folder of a run.")
     elif not of_hub or ("/" in of_hub[0] and path.parent.is_dir()):
         raise UserError(f"the model folder {name} does not exist.")
     else:
@@ -44,11 +42,11 @@ def resolve_model(name):
 def why_unread(name, error):
     """Why a model cannot be read, in words. error: of transformers, which asks the hub for a name
     that is no folder."""
-    reason = one_line(error).partition(" for this kind of AutoModel")[0]  # a list follows
     if isinstance(error, OSError) and not Path(name).is_dir():
         of_hub = shorten(str(error), 120, placeholder=" …")
         return f"there is no such folder here; the hub's library says: {of_hub}"
-    return reason
+    # after these words follows a list
+    return one_line(error).partition(" for this kind of AutoModel")[0]
 
 
 def adapters_in(folder):

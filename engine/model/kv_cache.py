@@ -61,14 +61,11 @@ class RoomyLayer(DynamicLayer):
     def reorder_cache(self, order):
         """Keep these rows, in this order; only those that move are copied. order: (n,), on the
         CPU."""
-        n = len(order)
-        target = (order != torch.arange(n)).nonzero().squeeze(1)
+        target = (order != torch.arange(len(order))).nonzero().squeeze(1)
         source = order[target].to(self.device, non_blocking=True)
         target = target.to(self.device, non_blocking=True)
         for seen in (self.keys, self.values):
             seen[target] = seen[source]
-        self.keys = self.keys[:n]
-        self.values = self.values[:n]
 
 
 # --- scoring ---

@@ -12,7 +12,8 @@ from engine.model.pace import PACES
 from engine.model.prompts import on_device, read_prompts_once, read_rows
 from grpo import token_entropies, token_logprobs
 
-START = "start"  # the adapters with which a run has started; those that learn are "default"
+# the adapters with which a run has started, if it has any; those that learn are "default"
+START = "start"
 
 
 @dataclass
@@ -37,8 +38,10 @@ class Policy:
         exist together.
         """
         model = self.model
-        if self.at_start:
-            adapters_of_start(model)
+        if self.at_start and START in model.peft_config:
+            model.set_adapter(START)
+        elif self.at_start:
+            model.disable_adapters()
         try:
             states, targets, positions = completion_states(
                 model.base_model, batch, self.shares_prompts)
@@ -52,14 +55,6 @@ class Policy:
                 model.set_adapter("default")
         scores = [spread(x, positions, batch.tokens.shape) for x in scores]
         return tuple(scores) if with_entropy else scores[0]
-
-
-def adapters_of_start(model):
-    """Let a model compute with the adapters with which the run has started, or without any."""
-    if START in model.peft_config:
-        model.set_adapter(START)
-    else:
-        model.disable_adapters()
 
 
 def completion_mask(tokens, lengths):

@@ -43,8 +43,8 @@ def make_sampler(word, model, *arguments, **named):
     """A sampler of the user's own. What it returns is checked. model: the policy's, which reads the
     sampled tokens."""
     sampler = sampler_class(word)(*arguments, **named)
-    vocabulary = model.get_input_embeddings().num_embeddings
-    check_sampler(sampler, f"--sampler {word}", vocabulary)
+    check_sampler(
+        sampler, f"--sampler {word}", vocabulary=model.get_input_embeddings().num_embeddings)
     return sampler
 
 
@@ -92,9 +92,8 @@ class Networks:
         """Free all gradients."""
         self.optimizer.zero_grad()
         # in bfloat16 one is left here if memory has run out before it was added to the master's
-        self.model.zero_grad()
-        if self.critic:
-            self.critic.zero_grad()
+        for network in self.trained:
+            network.zero_grad()
 
     def refresh_sampler(self):
         """Let the sampler sample from the policy's weights of now."""
@@ -155,12 +154,11 @@ def whole_networks(source, folder, how, algorithm, compares, lora, seed):
     policy, tokenizer = load_policy(start, frozen=lora, **how)
     if lora:
         add_adapter(policy.model, lora, seed, folder)
-    copies = compares and not lora and first is None
-    networks = networks_around(policy, tokenizer, algorithm.critic, copies)
+    networks = networks_around(policy, tokenizer, algorithm.critic)
     if compares and lora:
         networks.reference = replace(policy, at_start=True)
-    elif first:
-        networks.reference = first
+    elif compares:
+        networks.reference = first or frozen(policy)
     return networks
 
 
@@ -169,8 +167,16 @@ def networks_around(policy, tokenizer, critic=False, reference=False):
     there is one, made of the policy."""
     networks = Networks(policy, tokenizer)
     if critic:
-        networks.critic = first_critic(policy)
-    add_masters(networks)  # from here on the policy's model may be a rounded copy
+        networks.critic = Critic(deepcopy(policy.model.base_model), policy.shares_prompts)
+    if policy.dtype != torch.float32:
+        # the weights of now are the masters, and rounded copies of them compute
+        networks.masters = networks.trained
+        policy.model = rounded(policy.model, policy.dtype)
+        if critic:
+            head = networks.critic.head  # it is float32, its own master
+            backbone = rounded(networks.critic.backbone, policy.dtype)
+            networks.critic = Critic(backbone, policy.shares_prompts)
+            networks.critic.head = head
     if reference:
         networks.reference = frozen(policy)
     networks.sampler = Sampler(policy.model, tokenizer)
@@ -190,25 +196,6 @@ def frozen(policy):
     return replace(policy, model=frozen_copy(policy.model, policy.dtype))
 
 
-def first_critic(policy):
-    """PPO's critic at the start of a run."""
-    return Critic(deepcopy(policy.model.base_model), policy.dtype, policy.shares_prompts)
-
-
-def add_masters(networks):
-    """If the policy computes in bfloat16: let the weights of now be the masters, and rounded copies
-    of them compute."""
-    policy, critic = networks.policy, networks.critic
-    if policy.dtype == torch.float32:
-        return
-    networks.masters = networks.trained
-    policy.model = rounded(policy.model, policy.dtype)
-    if critic:
-        backbone = rounded(critic.backbone, critic.dtype)
-        networks.critic = Critic(backbone, critic.dtype, critic.shares_prompts)
-        networks.critic.head = critic.head  # it is float32, its own master
-
-
 def sharded_networks(source, folder, how, algorithm, compares, ours):
     """Networks of `--shard full`, without an optimizer: each device holds a part of each network,
     and a whole copy to sample from. The arguments are those of `whole_networks`.
@@ -222,7 +209,7 @@ def sharded_networks(source, folder, how, algorithm, compares, ours):
     policy.logprobs = shards.with_whole_weights(policy.model, policy.logprobs)
     networks = Networks(policy, tokenizer)
     if algorithm.critic:
-        critic = whole and Critic(whole.base_model, computed, policy.shares_prompts)
+        critic = whole and Critic(whole.base_model, policy.shares_prompts)
         networks.critic = shards.hand_out(critic, device, torch.float32, computed, exact=["head"])
     if ours:
         empty = shards.without_weights(whole, computed)
@@ -277,16 +264,14 @@ def add_adapter(model, rank, seed, folder=None):
     adapters already, they learn on, and a copy of them stays as they are, for the reference.
     folder: a checkpoint; its adapters are loaded in place of these.
     """
-    from peft import LoraConfig  # takes a second to import, and few runs need it
+    # takes a second to import, and few runs need it
+    from peft import LoraConfig, set_peft_model_state_dict
 
     check_rank(model, rank)
     torch.manual_seed(seed)
     if getattr(model, "peft_config", None):
         model.add_adapter(model.peft_config["default"], START)
-        weights = dict(model.named_parameters())
-        for name, p in weights.items():
-            if ".default." in name:
-                weights[name.replace(".default.", f".{START}.")].data.copy_(p)
+        set_peft_model_state_dict(model, model.get_adapter_state_dict("default"), START)
         model.set_adapter("default")
     else:
         model.add_adapter(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))

@@ -6,7 +6,6 @@ of its prompt.
 """
 
 from copy import copy
-from functools import partial
 
 import torch
 from torch.nn.functional import pad
@@ -15,14 +14,23 @@ from torch.nn.utils.rnn import pad_sequence
 from engine.model.precision import nearly_equal
 
 
-def left_pad(prompts, pad_id, device):
-    """(ids, mask), both (Q, L), of Q token lists: padded on the left, so that all prompts end in
-    the same column."""
+def read_prompts(model, prompts, device, **options):
+    """Let a model read Q prompts, token lists, and keep their keys and values.
+
+    Returns (its output, mask (Q, L), positions (Q, L), whether there is padding).
+    """
     rows = [torch.tensor(prompt) for prompt in prompts]
-    padded = partial(pad_sequence, batch_first=True, padding_side="left")
-    ids = padded(rows, padding_value=pad_id)
-    mask = padded([torch.ones_like(row) for row in rows])
-    return on_device(ids, device), on_device(mask, device)
+    ids = pad_sequence(rows, batch_first=True, padding_value=-1, padding_side="left")
+    ids = on_device(ids, device)
+    mask = (ids >= 0).long()
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    # without a mask there is less to compute; with one, transformers makes a GPU wait once, to see
+    # what the mask hides
+    padded = len(set(map(len, prompts))) > 1
+    out = model(
+        input_ids=ids.clamp(min=0), attention_mask=mask if padded else None,
+        position_ids=positions, use_cache=True, **options)
+    return out, mask, positions, padded
 
 
 def on_device(numbers, device):
@@ -46,24 +54,14 @@ def read_prompts_once(backbone, prompts, tokens):
     number = {}  # {prompt: its row among the distinct ones}
     numbers = [number.setdefault(tuple(prompt), len(number)) for prompt in prompts]
     prompt_of_row = on_device(numbers, device)
-    ids, mask = left_pad(number, 0, device)
-    position = (mask.cumsum(1) - 1).clamp(min=0)
-    # without a mask there is less to compute; with one, transformers makes a GPU wait once, to see
-    # what the mask hides
-    padded = len(set(map(len, number))) > 1
-    if not padded:
-        mask = None
     cache = Cache(layer_class_to_replicate=SharedLayer)
-    out = backbone(
-        input_ids=ids, attention_mask=mask, position_ids=position, use_cache=True,
-        **{CACHE: cache})
+    out, mask, position, padded = read_prompts(backbone, number, device, **{CACHE: cache})
     first = out.last_hidden_state[prompt_of_row, -1:]  # predicts token 0
 
     # nothing is predicted after the last token
     width = max(1, tokens.shape[1] - 1)
     tokens = pad(tokens, (0, 1))[:, :width]
-    if padded:
-        mask = torch.cat([mask[prompt_of_row], torch.ones_like(tokens)], 1)
+    mask = torch.cat([mask[prompt_of_row], torch.ones_like(tokens)], 1) if padded else None
     column = torch.arange(width, device=device)
     position = position[prompt_of_row, -1:] + 1 + column
     layers = [copy(layer) for layer in cache.layers]

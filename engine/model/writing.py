@@ -8,8 +8,6 @@ writes into the same tensors every time, and never asks the device for a number.
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -17,9 +15,8 @@ from torch.nn.functional import pad
 
 from engine.base import progress
 from engine.base.errors import one_line
-from engine.model.contract import Sampling
 from engine.model.pace import PACES
-from engine.model.prompts import left_pad
+from engine.model.prompts import read_prompts
 
 LOOKS_EVERY = 16  # tokens: then the texts are looked at for `sampling.stop`
 
@@ -33,9 +30,7 @@ def write_completions(model, tokenizer, prompts, sampling, stop_ids, u, tokens, 
     T = tokens.shape[1]
     pace = PACES[model.device.type]
     progress.say("sampling", 1, T, "tokens")
-    unfinished, logits = read_prompts(
-        model, tokenizer.pad_token_id, prompts, sampling, stop_ids, u, tokens, logp)
-    unfinished.step(logits)
+    unfinished = Unfinished(model, prompts, sampling, stop_ids, u, tokens, logp)
     records, graph = pace.records and unfinished.plain, None
     for t in range(1, T):
         progress.say("sampling", t + 1, T, "tokens")
@@ -70,15 +65,15 @@ def ends_in_texts(tokens, tokenizer, stop):
     """(N, T) bool: True at the token with which the text of a row first holds one of the texts
     `stop`."""
     ends = torch.zeros_like(tokens, dtype=torch.bool)
-
-    def holds(count, row):
-        # as Completions.texts: some tokenizers would make "." of " ."
-        text = tokenizer.decode(row[:count], clean_up_tokenization_spaces=False)
-        return any(end in text for end in stop)
-
     for i, row in enumerate(tokens.tolist()):
-        if holds(len(row), row):
-            ends[i, bisect_left(range(1, len(row)), True, key=partial(holds, row=row))] = True
+
+        def holds(count, row=row):
+            # as Completions.texts: some tokenizers would make "." of " ."
+            text = tokenizer.decode(row[:count], clean_up_tokenization_spaces=False)
+            return any(end in text for end in stop)
+
+        if holds(len(row)):
+            ends[i, bisect_left(range(1, len(row)), True, key=holds)] = True
     return ends
 
 
@@ -97,30 +92,54 @@ def record(step):
             f"starts each of its kernels ({one_line(error)}).")
 
 
-@dataclass
 class Unfinished:
-    """The completions that are not finished, one row each: n of N."""
+    """The completions that are not finished, one row each: n of N.
 
-    model: Callable  # the model, with the cache of the rows
-    sampling: Sampling
-    stop_ids: torch.Tensor
-    # of all completions, (N, T)
-    u: torch.Tensor
-    tokens: torch.Tensor
-    logp: torch.Tensor
-    # of the rows
-    cache: object  # of transformers
-    place: object  # the Place that its layers share
-    plain: bool  # whether it holds keys and values of every token alone, masked as usual
-    prompt: int  # columns of the prompts
-    number: torch.Tensor  # (n,): which completion is in each row
-    position: torch.Tensor  # (n, 1), of the newest token
-    # (n, 1, 1, columns), if the cache is plain: 0 for a column that a row sees, −∞ for another,
-    # which torch adds to the scores. Else (n, columns): 1 and 0. None: every row sees every column
-    mask: torch.Tensor | None
-    newest: torch.Tensor  # (n, 1): the last token that was drawn
-    ended: torch.Tensor  # (n,) bool
-    t: torch.Tensor  # (1,): the token that is drawn next
+    Each prompt is computed once, then repeated, and the first token of each row is drawn. The
+    arguments are those of `write_completions`.
+    """
+
+    def __init__(self, model, prompts, sampling, stop_ids, u, tokens, logp):
+        # it imports transformers, which takes seconds: only once there is a model
+        from engine.model.kv_cache import CACHE, DynamicLayer, Place, RoomyLayer
+
+        self.sampling, self.stop_ids = sampling, stop_ids
+        self.u, self.tokens, self.logp = u, tokens, logp  # of all completions, (N, T)
+        device, (N, T) = tokens.device, tokens.shape
+        out, mask, positions, padded = read_prompts(model, prompts, device, logits_to_keep=1)
+        self.prompt = L = mask.shape[1]  # columns of the prompts
+        order = torch.arange(len(mask), device=device).repeat_interleave(N // len(mask))
+        self.cache = getattr(out, CACHE)
+        self.cache.reorder_cache(order)
+        self.model = partial(model, use_cache=True, **{CACHE: self.cache})
+        # the Place that the layers share
+        self.place = Place(torch.full((1,), L, device=device), L)
+        # plain: whether the cache holds keys and values of every token alone, masked as usual. A
+        # model like BLOOM makes its positions from the mask, so it needs the usual one
+        self.plain = model.is_backend_compatible()
+        for i, layer in enumerate(self.cache.layers):
+            # a layer of another kind, for example of a sliding window or with a state in place of
+            # keys, stays as transformers made it
+            if type(layer) is DynamicLayer:
+                self.cache.layers[i] = RoomyLayer(layer, L + T, self.place)
+            else:
+                self.plain = False
+        # (n, 1, 1, columns), if the cache is plain: 0 for a column that a row sees, −∞ for another,
+        # which torch adds to the scores. Else (n, columns): 1 and 0. None: every row sees every
+        # column. On a GPU a row of a plain cache would see columns that are not written yet
+        self.mask = None
+        if padded or (self.plain and PACES[device.type].columns > 1):
+            self.mask = pad(mask, (0, T))[order]
+            if self.plain:  # transformers takes a mask of four dimensions as it is
+                hidden = (self.mask == 0)[:, None, None]
+                shown = hidden.to(self.cache.layers[0].keys.dtype)
+                self.mask = shown.masked_fill_(hidden, -torch.inf)
+        self.number = torch.arange(N, device=device)  # (n,): which completion is in each row
+        self.position = positions[order, -1:]  # (n, 1), of the newest token
+        self.newest = torch.zeros_like(self.position)  # (n, 1): the last token that was drawn
+        self.ended = torch.zeros_like(self.number, dtype=torch.bool)  # (n,)
+        self.t = torch.zeros_like(self.place.column)  # (1,): the token that is drawn next
+        self.step(out.logits[order, -1])
 
     def step(self, logits=None):
         """Read the newest token of each row, and draw the next one. logits: (n, V), of the first
@@ -148,8 +167,7 @@ class Unfinished:
         The last ones replace those that leave, so few are copied.
         """
         order = torch.arange(len(going_on))
-        free = torch.ones(len(going_on), dtype=torch.bool)
-        free[going_on[going_on < len(order)]] = False
+        free = ~torch.isin(order, going_on)
         order[free] = going_on[going_on >= len(order)]
         self.cache.reorder_cache(order)
         order = order.to(self.tokens.device, non_blocking=True)
@@ -159,65 +177,24 @@ class Unfinished:
             self.mask = self.mask[order]
 
 
-def read_prompts(model, pad_id, prompts, sampling, stop_ids, u, tokens, logp):
-    """(Unfinished, logits (N, V) of the first tokens): each prompt is computed once, then repeated.
-    The arguments are those of `write_completions`."""
-    # it imports transformers, which takes seconds: only once there is a model
-    from engine.model.kv_cache import CACHE, DynamicLayer, Place, RoomyLayer
-
-    N, T = tokens.shape
-    new = partial(torch.zeros, device=tokens.device)
-    ids, mask = left_pad(prompts, pad_id, tokens.device)
-    Q, L = ids.shape
-    padded = len(set(map(len, prompts))) > 1
-    position = (mask.cumsum(1) - 1).clamp(min=0)
-    out = model(
-        input_ids=ids, attention_mask=mask if padded else None, position_ids=position,
-        use_cache=True, logits_to_keep=1)
-    order = torch.arange(Q, device=ids.device).repeat_interleave(N // Q)
-    cache = getattr(out, CACHE)
-    cache.reorder_cache(order)
-    # a model like BLOOM makes its positions from the mask, so it needs the usual one
-    plain = model.is_backend_compatible()
-    place = Place(new(1, dtype=torch.long) + L, L)
-    for i, layer in enumerate(cache.layers):
-        # a layer of another kind, for example of a sliding window or with a state in place of keys,
-        # stays as transformers made it
-        if type(layer) is DynamicLayer:
-            cache.layers[i] = RoomyLayer(layer, L + T, place)
-        else:
-            plain = False
-    # on a GPU a row of a plain cache would see columns that are not written yet
-    hides = padded or (plain and PACES[ids.device.type].columns > 1)
-    mask = pad(mask, (0, T))[order] if hides else None
-    if hides and plain:  # transformers takes a mask of four dimensions as it is
-        hidden = (mask == 0)[:, None, None]
-        mask = new(hidden.shape, dtype=cache.layers[0].keys.dtype)
-        mask.masked_fill_(hidden, -torch.inf)
-    read = partial(model, use_cache=True, **{CACHE: cache})
-    unfinished = Unfinished(
-        read, sampling, stop_ids, u, tokens, logp, cache, place, plain, L,
-        number=torch.arange(N, device=ids.device), position=position[order, -1:], mask=mask,
-        newest=new((N, 1), dtype=torch.long), ended=new(N, dtype=torch.bool),
-        t=new(1, dtype=torch.long))
-    return unfinished, out.logits[order, -1]
-
-
 def sample_token(logits, sampling, u=None):
     """Sample one token per row of logits (N, V): (token (N,), logp (N,)). Temperature 0 takes the
     most likely token.
 
     u: (N,) float64 uniform random numbers in [0, 1), which choose the tokens.
     """
+    # it takes seconds to import: only once there is a model
+    from transformers import TopKLogitsWarper, TopPLogitsWarper
+
     logp = torch.log_softmax(logits.float() / (sampling.temperature or 1.0), -1)
     if sampling.temperature == 0:
         token = logits.argmax(-1)
     else:
         kept = logp
         if sampling.top_k:
-            kept = most_likely(kept, sampling.top_k)
+            kept = TopKLogitsWarper(sampling.top_k)(None, kept)
         if sampling.top_p < 1:
-            kept = nucleus(kept, sampling.top_p)
+            kept = TopPLogitsWarper(sampling.top_p)(None, kept)
         # the first token v with p_1 + … + p_v > u · total. The total is less than 1 if tokens were
         # dropped above. In float64 the sums are the same in whatever order a device adds, and
         # u · total is below the total even after rounding
@@ -226,18 +203,3 @@ def sample_token(logits, sampling, u=None):
         # NaN is nowhere in order; `until_first_stop` refuses it
         token.clamp_(max=logits.shape[-1] - 1)
     return token, logp.gather(-1, token[:, None]).squeeze(-1)
-
-
-def most_likely(logp, top_k):
-    """logp (N, V), -∞ for all but the top_k most likely tokens."""
-    smallest = logp.topk(min(top_k, logp.shape[-1])).values[:, -1:]
-    return logp.masked_fill(logp < smallest, -torch.inf)
-
-
-def nucleus(logp, top_p):
-    """logp (N, V), -∞ for a token if the more likely tokens already hold top_p of the
-    probability."""
-    order = logp.argsort(-1, descending=True)
-    p = logp.gather(-1, order).softmax(-1)
-    dropped = p.cumsum(-1) - p >= top_p
-    return logp.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf)

@@ -59,7 +59,6 @@ class Interrupt:
 def in_one_sentence(error, run_dir):
     """A UserError, if the user can change what the error means, or if another rank has ended; else
     the error."""
-    number = getattr(error, "errno", None)
     if isinstance(error, torch.OutOfMemoryError):
         reason = f"out of memory ({one_line(error)}): `--plan` shows what takes it."
     elif isinstance(error, FloatingPointError):
@@ -67,8 +66,9 @@ def in_one_sentence(error, run_dir):
                   "lower --lr.")
     elif isinstance(error, BrokenPipeError):
         reason = "stopped, because the program that read the output has ended."
-    elif number in CANNOT_WRITE:
-        reason = f"{CANNOT_WRITE[number]}."
+    elif getattr(error, "errno", None) in CANNOT_WRITE:
+        reason = (f"nothing can be written ({error.strerror}): make room, or make the folder "
+                  "writable.")
     elif ranks.is_alone(error):
         # torchrun is about to end this process, which first says why
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -30,7 +30,7 @@ import torch
 
 from engine.base import ranks
 from engine.base.errors import UserError
-from engine.model.cutting import Prompt, forward_cost
+from engine.model.cutting import Row, forward_cost
 from engine.model.folders import prompt_room
 from engine.model.networks import check_rank
 from engine.model.pace import PACES
@@ -228,8 +228,8 @@ def minibatch_tokens(algorithm, devices, prompt, completion):
     questions = math.ceil(algorithm.questions_per_step / algorithm.minibatches)
     whole = devices * algorithm.questions_per_step * algorithm.k / algorithm.minibatches
     kept = min(questions * algorithm.k, math.ceil(whole))
-    prompts = [Prompt(i % questions, prompt) for i in range(kept)]
-    tokens, _ = forward_cost(prompts, [completion] * kept, range(kept), GPU.second_pass)
+    rows = [Row(i, i % questions, prompt, completion) for i in range(kept)]
+    tokens, _ = forward_cost(rows, GPU.second_pass)
     return tokens
 
 

@@ -4,7 +4,7 @@ import math
 import re
 
 from answers import changes_number, gold_answer, to_number
-from engine.scoring.score import REWARDS, is_grade, is_own, reward_columns, score, values_of
+from engine.scoring.score import is_grade, is_own, reward_columns, score, values_of
 
 LOOKED_AT = 1_024  # gold answers that are judged before a run: all of the first command's
 BY_OWN = 64  # by a reward of the user's own, which may be slow
@@ -60,21 +60,19 @@ def winnable(reward, rows):
 
     The reward judges the gold answer itself, in each of the FORMS. It wins if it is paid more than
     an empty completion, or if the reward does not apply to its row. If a reward of one's own pays
-    none of them, it wants another form, and all of them can be won. math_accuracy must also pay the
-    gold number without its unit.
+    none of them, it wants another form, and all of them can be won. math_accuracy must pay the
+    number of a gold answer without its unit.
     """
     gold_answers = [gold_answer(row["answer"]) for row in rows]
     won = [gold.lower() not in NO_ANSWERS for gold in gold_answers]
-    ours = REWARDS.get(reward.name) is reward.function
+    ours = not is_own(reward.function)
     if ours and reward.name in NUMBERS_ONLY:
         return [one and (to_number(gold) is not None or gold in OPTION)
                 for one, gold in zip(won, gold_answers)]
     if ours and reward.name == "code_accuracy":  # each answer would be a program to run
         return won
     if ours and reward.name == "math_accuracy":  # a unit may be left out
-        texts = [f"\\boxed{{{_number_alone(gold)}}}" for gold in gold_answers]
-        values, _ = values_of(reward, texts, reward_columns(rows))
-        won = [one and value > 0 for one, value in zip(won, values)]
+        gold_answers = [_number_alone(gold) for gold in gold_answers]
     paid = []
     for form in ("", *FORMS):
         texts = [form.format(gold) for gold in gold_answers]

@@ -75,12 +75,10 @@ def check_signature(name, function):
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # some functions that are written in C do not say what they take
         parameters = ()
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    if not takes_all or any(map(inspect.iscoroutinefunction, [function, function.__call__])):
         raise UserError(f"{name} must take **columns, because it is given all columns of the data "
-                        "set by name: def reward(completions, **columns).")
-    if any(map(inspect.iscoroutinefunction, [function, function.__call__])):
-        raise UserError(f"{name} is async, and nothing here awaits it: write a plain def, which "
-                        "may call asyncio.run.")
+                        "set by name, and must not be async: def reward(completions, **columns).")
 
 
 def call_by_name(function, completions, columns):
@@ -90,7 +88,7 @@ def call_by_name(function, completions, columns):
     first, *others = parameters.values()
     named = {**columns, "completions": completions}
     if first.kind <= first.POSITIONAL_OR_KEYWORD and "completions" not in parameters:
-        named.setdefault(first.name, named["completions"])
+        named.setdefault(first.name, completions)
     by_position = [named.pop(p.name) for p in [first, *others] if p.kind == p.POSITIONAL_ONLY]
     return function(*by_position, **named)
 

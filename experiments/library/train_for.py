@@ -11,7 +11,7 @@ from statistics import fmean
 
 import torch
 
-from engine.data.questions import load_questions, take
+from engine.data.questions import load_questions, numbers_of
 from engine.model.networks import build
 from engine.run.plan import choose_micro_batch_tokens
 from engine.run.state import learning_rate
@@ -56,7 +56,9 @@ def train_for(config, algorithm, device, seconds, at, eval_questions=256):
     while moments:
         before = deepcopy(networks.model.state_dict())
         begin = clock(device)
-        asked = take(questions, len(steps) * per_step, per_step, config.run.seed)
+        position = len(steps) * per_step
+        numbers = numbers_of(position, per_step, len(questions), config.run.seed)
+        asked = [questions[number] for number in numbers]
         rng = random.Random(f"{config.run.seed} {len(steps) + 1}")
         step = train_step(networks, algorithm, rewards, config.sampling, limits, asked, rng)
         last = clock(device) - begin

@@ -116,7 +116,7 @@ def test_ctrl_c_twice_ends_a_run_at_once(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("error, words", [
     (torch.OutOfMemoryError("x"), "^out of memory .*`--plan` shows what takes it. "),
-    (OSError(errno.ENOSPC, "x"), "^the disk is full, "),
+    (OSError(errno.ENOSPC, "x"), "^nothing can be written [(]x[)]: make room"),
     (FloatingPointError("x"), "^the model's logits .*lower --lr. "),
     (RuntimeError("x"), None),
 ])  # fmt: skip

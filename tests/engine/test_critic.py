@@ -11,7 +11,7 @@ from algorithms import resolve
 from batches import cut_into_micro_batches
 from engine.model.critic import Critic, estimate
 from engine.model.logprobs import Policy, completion_states
-from engine.model.networks import first_critic
+from engine.model.networks import networks_around
 from family.ppo import gae, token_rewards, whiten
 from tests.helpers.training import CPU, completions, logprobs, updated, weights_of, with_reference
 from update import Limits
@@ -63,7 +63,7 @@ def test_the_head_is_computed_in_float32_whatever_the_backbone_is(three):
 
 def test_the_critic_starts_as_a_copy_of_the_policys_backbone_with_weights_of_its_own(loaded):
     model, _ = loaded
-    critic = first_critic(Policy(model))
+    critic = networks_around(Policy(model), None, critic=True).critic
     assert not weights_of(critic.head).any()  # V is 0 at first
     assert_close(critic.backbone.state_dict(), model.base_model.state_dict())
     of_policy, own = ({p.data_ptr() for p in network.parameters()} for network in (model, critic))

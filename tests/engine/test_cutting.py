@@ -4,19 +4,20 @@ import random
 
 import pytest
 
-from allocate import micro_batches
 from engine.model.cutting import (
-    Prompt,
+    Row,
+    by_length,
+    cheaper_cut,
     forward_cost,
-    micro_batches_by_prompt,
     question_by_question,
 )
 from engine.model.pace import PACES
 
 
-def prompts_of(tokens):
-    """The Prompt of each list of one repeated token."""
-    return [Prompt(prompt[0], len(prompt)) for prompt in tokens]
+def rows_of(prompts, lengths):
+    """A Row for each prompt, a list of one repeated token, and each length of a completion."""
+    rows = zip(prompts, lengths, strict=True)
+    return [Row(i, prompt[0], len(prompt), n) for i, (prompt, n) in enumerate(rows)]
 
 
 @pytest.mark.parametrize("prompts, lengths, cost", [
@@ -29,42 +30,40 @@ def prompts_of(tokens):
     ([[1] * 14] * 16, [36] * 16, (16 * 50, False)),
 ])
 def test_what_two_passes_cost_by_hand(prompts, lengths, cost):
-    found = forward_cost(prompts_of(prompts), lengths, range(len(prompts)), second_pass=128)
-    assert found == cost
+    assert forward_cost(rows_of(prompts, lengths), second_pass=128) == cost
 
 
 def groups(seed):
-    """(prompts, lengths) of a few questions with different numbers of completions, shuffled."""
+    """Rows of a few questions with different numbers of completions, shuffled."""
     rng = random.Random(seed)
     rows = []
     for question in range(rng.randint(1, 6)):
-        prompt = Prompt(question, rng.randint(1, 60))
+        prompt = [question] * rng.randint(1, 60)
         rows += [(prompt, rng.choice([0, 1, rng.randint(1, 80)])) for _ in range(rng.randint(1, 9))]
     rng.shuffle(rows)
-    return [prompt for prompt, _ in rows], [length for _, length in rows]
+    return rows_of(*zip(*rows))
 
 
 @pytest.mark.parametrize("second_pass", [0, 256])
 @pytest.mark.parametrize("seed", range(60))
 def test_the_cheaper_cut_is_taken_and_holds_every_completion_once(seed, second_pass):
-    prompts, lengths = groups(seed)
-    whole = [prompt.tokens + n for prompt, n in zip(prompts, lengths)]
+    rows = groups(seed)
 
-    def cost(rows):
-        tokens, twice = forward_cost(prompts, lengths, rows, second_pass)
+    def cost(together):
+        tokens, twice = forward_cost(together, second_pass)
         return tokens + second_pass if twice else tokens
 
     for max_tokens in (1, 100, 400, 3000):
-        of_rows = micro_batches(whole, max_tokens)
-        by_question = question_by_question(prompts, lengths, max_tokens, second_pass)
+        of_rows = by_length(rows, max_tokens)
+        by_question = question_by_question(rows, max_tokens, second_pass)
         for batches in (of_rows, by_question):
-            assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+            assert sorted(row for batch in batches for row in batch) == rows
             for batch in batches:
-                tokens, _ = forward_cost(prompts, lengths, batch, second_pass)
+                tokens, _ = forward_cost(batch, second_pass)
                 assert tokens <= max_tokens or len(batch) == 1
-        longest = [max(lengths[i] for i in batch) for batch in by_question]
+        longest = [max(row.tokens for row in batch) for batch in by_question]
         assert longest == sorted(longest, reverse=True)  # what may not fit comes first
-        found = micro_batches_by_prompt(prompts, lengths, max_tokens, second_pass)
+        found = cheaper_cut(rows, max_tokens, second_pass)
         assert found in (of_rows, by_question)
         assert sum(map(cost, found)) == min(sum(map(cost, of_rows)), sum(map(cost, by_question)))
 
@@ -84,15 +83,14 @@ FOUR = [40, 10, 10, 10]  # a cut before the second one saves 3 · 30 tokens
     ([A] * 5, [10] * 5, 119, [[0, 1, 2], [3, 4]]),
 ])
 def test_a_question_is_cut_by_hand(prompts, lengths, max_tokens, expected):
-    found = question_by_question(prompts_of(prompts), lengths, max_tokens, second_pass=0)
-    assert found == expected
+    found = question_by_question(rows_of(prompts, lengths), max_tokens, second_pass=0)
+    assert [[row.number for row in rows] for rows in found] == expected
 
 
 def test_questions_share_a_micro_batch_if_they_fit():
-    prompts = [Prompt(1, 150)] * 16 + [Prompt(2, 150)] * 16
-    whole = list(range(32))
-    assert micro_batches_by_prompt(prompts, [10] * 32, 2048, 128) == [whole]
-    assert micro_batches_by_prompt(prompts, [10] * 32, 1000, 128) == [whole[:16], whole[16:]]
+    rows = rows_of([[1] * 150] * 16 + [[2] * 150] * 16, [10] * 32)
+    assert cheaper_cut(rows, 2048, 128) == [rows]
+    assert cheaper_cut(rows, 1000, 128) == [rows[:16], rows[16:]]
     # on a GPU a second pass costs more: 32 rows of 160 tokens are less than 5,120 + 4,096
-    _, once = forward_cost(prompts, [10] * 32, whole, PACES["cuda"].second_pass)
+    _, once = forward_cost(rows, PACES["cuda"].second_pass)
     assert not once

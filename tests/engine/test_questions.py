@@ -16,8 +16,8 @@ from engine.data.questions import (
     begun,
     fingerprint,
     load_questions,
+    numbers_of,
     prompt_text,
-    take,
 )
 from engine.scoring.gold_answers import right_alone
 from engine.scoring.score import load_rewards
@@ -242,11 +242,11 @@ def test_the_order_of_each_epoch_is_that_of_pythons_shuffle_however_it_is_cut():
     expected = []
     taken = []
     for epoch in range(3):
-        order = list("abcdefg")
+        order = list(range(7))
         random.Random(f"1 {epoch}").shuffle(order)
         expected += order
     for size in (5, 0, 16):
-        taken += take("abcdefg", len(taken), size, seed=1)
+        taken += numbers_of(len(taken), size, 7, seed=1)
     assert taken == expected
 
 

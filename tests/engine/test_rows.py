@@ -103,7 +103,8 @@ def test_a_split_that_is_not_there_is_told_with_the_cure(write, tmp_path):
 def test_the_same_content_in_another_file_is_the_same_data_set(write):
     """A resumed run asks for it."""
     contents = {"a.jsonl": ROW, "b.jsonl": ROW, "c.jsonl": ROW * 2}
-    found = [open_file(write(text, name)).fingerprint for name, text in contents.items()]
+    found = [open_file(write(text, name)).select([0]).fingerprint
+             for name, text in contents.items()]
     assert found[0] == found[1] != found[2]
 
 

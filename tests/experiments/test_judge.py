@@ -3,7 +3,7 @@
 
 import pytest
 
-from engine.base.files import own_function
+from engine.base.files import known_or_own
 from experiments import judge
 from experiments.library.rules import off_by_one
 from tasks import toy
@@ -35,7 +35,7 @@ def test_each_run_asks_the_judge_of_its_seed(answers, tmp_path):
     for seed in (1, 2):
         judge.train_judge(answers, tmp_path / str(seed), seed, steps=2)
         judge.use(tmp_path / str(seed))
-        judged = own_function(word, "--rewards")
+        judged = known_or_own(word, {}, "reward", "--rewards")
         scores.append(judged(answers.texts[:4], question=answers.questions[:4]))
     assert scores[0] != scores[1]
 
