@@ -14,23 +14,18 @@ from engine.model.cutting import (
 from engine.model.pace import PACES
 
 
-def prompts_of(tokens):
-    """The Prompt of each list of one repeated token."""
-    return [Prompt(prompt[0], len(prompt)) for prompt in tokens]
-
-
 @pytest.mark.parametrize("prompts, lengths, cost", [
     # padding of prompts and of completions counts
-    ([[1] * 300] * 2 + [[2] * 200] * 2, [10, 4, 2, 30],
-     (2 * 300 + 4 * 30 + 4 * 330 // 8, True)),
-    ([[1], [2, 2]], [5, 1], (2 * 6, False)),  # the longest row, twice
-    ([[1] * 12] * 16, [14] * 16, (12 + 16 * 14 + 16 * 26 // 8, True)),  # as dear: 416 − 128
+    ([300, 300, 200, 200], [10, 4, 2, 30], (2 * 300 + 4 * 30 + 4 * 330 // 8, True)),
+    ([1, 2], [5, 1], (2 * 6, False)),  # the longest row, twice
+    ([12] * 16, [14] * 16, (12 + 16 * 14 + 16 * 26 // 8, True)),  # as dear: 416 − 128
     # 16 completions of the toy: two passes save about 100 tokens, too few to pay
-    ([[1] * 14] * 16, [36] * 16, (16 * 50, False)),
+    ([14] * 16, [36] * 16, (16 * 50, False)),
 ])
 def test_what_two_passes_cost_by_hand(prompts, lengths, cost):
-    found = forward_cost(prompts_of(prompts), lengths, range(len(prompts)), second_pass=128)
-    assert found == cost
+    """prompts: the tokens of each. Those with equally many are equal."""
+    rows = range(len(prompts))
+    assert forward_cost([Prompt(n, n) for n in prompts], lengths, rows, second_pass=128) == cost
 
 
 def groups(seed):
@@ -49,50 +44,44 @@ def groups(seed):
 def test_the_cheaper_cut_is_taken_and_holds_every_completion_once(seed, second_pass):
     prompts, lengths = groups(seed)
     whole = [prompt.tokens + n for prompt, n in zip(prompts, lengths)]
-
-    def cost(rows):
-        tokens, twice = forward_cost(prompts, lengths, rows, second_pass)
-        return tokens + second_pass if twice else tokens
-
     for max_tokens in (1, 100, 400, 3000):
-        of_rows = micro_batches(whole, max_tokens)
         by_question = question_by_question(prompts, lengths, max_tokens, second_pass)
-        for batches in (of_rows, by_question):
-            assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
-            for batch in batches:
-                tokens, _ = forward_cost(prompts, lengths, batch, second_pass)
-                assert tokens <= max_tokens or len(batch) == 1
-        longest = [max(lengths[i] for i in batch) for batch in by_question]
+        longest = [max(lengths[i] for i in rows) for rows in by_question]
         assert longest == sorted(longest, reverse=True)  # what may not fit comes first
+        costs = {}
+        for cut in (micro_batches(whole, max_tokens), by_question):
+            assert sorted(sum(cut, [])) == [*range(len(lengths))]
+            cost = 0
+            for rows in cut:
+                tokens, twice = forward_cost(prompts, lengths, rows, second_pass)
+                assert tokens <= max_tokens or len(rows) == 1
+                cost += tokens + twice * second_pass
+            costs[str(cut)] = cost
         found = micro_batches_by_prompt(prompts, lengths, max_tokens, second_pass)
-        assert found in (of_rows, by_question)
-        assert sum(map(cost, found)) == min(sum(map(cost, of_rows)), sum(map(cost, by_question)))
+        assert costs[str(found)] == min(costs.values())
 
 
-A, B = [1] * 50, [2] * 50
 FOUR = [40, 10, 10, 10]  # a cut before the second one saves 3 · 30 tokens
 
 
-@pytest.mark.parametrize("prompts, lengths, max_tokens, expected", [
+@pytest.mark.parametrize("prompt, lengths, max_tokens, expected", [
     # the cut saves as many tokens as the prompt has, or one more
-    ([[1] * 90] * 4, FOUR, 312, [[0, 1, 2], [3]]),
-    ([[1] * 89] * 4, FOUR, 312, [[0], [1, 2, 3]]),
+    (90, FOUR, 312, [[0, 1, 2], [3]]),
+    (89, FOUR, 312, [[0], [1, 2, 3]]),
     # after a cut the padding is that of the new piece: 2 · 10 tokens are no reason for another cut
-    ([A] * 4 + [B], [200, 40, 30, 30, 38], 304, [[0], [1, 2, 3], [4]]),
+    (50, [200, 40, 30, 30], 304, [[0], [1, 2, 3]]),
     # a piece of 50 + 4 · 10 + 4 · 60 / 8 = 120 tokens fits, or not
-    ([A] * 5, [10] * 5, 120, [[0, 1, 2, 3], [4]]),
-    ([A] * 5, [10] * 5, 119, [[0, 1, 2], [3, 4]]),
+    (50, [10] * 5, 120, [[0, 1, 2, 3], [4]]),
+    (50, [10] * 5, 119, [[0, 1, 2], [3, 4]]),
 ])
-def test_a_question_is_cut_by_hand(prompts, lengths, max_tokens, expected):
-    found = question_by_question(prompts_of(prompts), lengths, max_tokens, second_pass=0)
-    assert found == expected
+def test_a_question_is_cut_by_hand(prompt, lengths, max_tokens, expected):
+    prompts = [Prompt(1, prompt)] * len(lengths)
+    assert question_by_question(prompts, lengths, max_tokens, second_pass=0) == expected
 
 
-def test_questions_share_a_micro_batch_if_they_fit():
-    prompts = [Prompt(1, 150)] * 16 + [Prompt(2, 150)] * 16
-    whole = list(range(32))
-    assert micro_batches_by_prompt(prompts, [10] * 32, 2048, 128) == [whole]
-    assert micro_batches_by_prompt(prompts, [10] * 32, 1000, 128) == [whole[:16], whole[16:]]
-    # on a GPU a second pass costs more: 32 rows of 160 tokens are less than 5,120 + 4,096
-    _, once = forward_cost(prompts, [10] * 32, whole, PACES["cuda"].second_pass)
-    assert not once
+def test_on_a_gpu_a_second_pass_costs_more():
+    """32 rows of 160 tokens are less than 5,120 + 4,096."""
+    prompts = [Prompt(1, 150)] * 32
+    costs = [PACES[device].second_pass for device in ("cpu", "cuda")]
+    twice = [forward_cost(prompts, [10] * 32, range(32), cost)[1] for cost in costs]
+    assert twice == [True, False]

@@ -65,11 +65,9 @@ def six_completions(device, scale=1.0):
     generator = seeded(0)
     prompts = [[6 + i, 16, 7, 18, 19] * (1 + i % 2) for i in range(6)]
     tokens = torch.randint(2, 22, (6, 9), generator=generator)
-    lengths = torch.tensor([1, 9, 3, 8, 2, 5])
+    mask = completion_mask(tokens, torch.tensor([1, 9, 3, 8, 2, 5]))
     advantages = scale * torch.randn(6, generator=generator)
-    mask = completion_mask(tokens, lengths)
-    advantages = advantages.to(device)
-    return Batch(prompts, tokens.to(device), mask, advantages)
+    return Batch(prompts, tokens.to(device), mask, advantages.to(device))
 
 
 def own_share(name):
@@ -245,9 +243,9 @@ def test_one_process_goes_on_from_the_checkpoint_of_several(small, two, tmp_path
         saved_update(*alone, tmp_path, step)
     saved_update(*fixed(small, "cppo", "none", two / "run"), two / "run", step=2)
     for step in (1, 2):
-        file = f"checkpoint-{step:06d}/model.safetensors"
-        expected = load_file(tmp_path / file)
-        found = load_file(two / "run" / file)
+        expected, found = (
+            load_file(run / f"checkpoint-{step:06d}/model.safetensors")
+            for run in (tmp_path, two / "run"))
         assert expected.keys() == found.keys()
         for name in expected:
             # AdamW makes much of a gradient that is all rounding
@@ -302,15 +300,14 @@ def some_rewards():
 
 def test_each_rank_cuts_its_completions_at_random_places_of_its_own(monkeypatch):
     """NAT trains on random prefixes."""
+    drawn = a_rollout(torch.zeros(1, 8), torch.full((1, 8), 99))
+    monkeypatch.setattr("rollout.roll_out", lambda *_, **__: drawn)
+    algorithm = resolve("grpo", shortest_prefix=0.1)
     found = []
-    monkeypatch.setattr(
-        "rollout.roll_out", lambda *_, **__: a_rollout(torch.zeros(1, 8), torch.full((1, 8), 99)))
     for number in (0, 0, 1):
         monkeypatch.setattr(ranks, "rank", lambda number=number: number)
-        algorithm = resolve("grpo", shortest_prefix=0.1)
-        rng = random.Random(1)
-        drawn = sample_and_score([], None, algorithm, [], None, rng, None)
-        found.append(drawn.prefix_weights.tolist())
+        cut = sample_and_score([], None, algorithm, [], None, random.Random(1), None)
+        found.append(cut.prefix_weights.tolist())
     assert found[0] == found[1] != found[2]
 
 
@@ -320,22 +317,21 @@ def test_any_number_of_ranks_samples_the_same_completions_and_cuts_the_same_mini
 ):
     """With dynamic sampling, too, which samples further questions within a step, and trains on some
     of them."""
-    sampled = []
-    updates = []
+    runs = []
     for processes in (1, 3):
         words = (
             f"--model {small} --output_dir {processes} --algorithm dapo --minibatches 4 --lr 1e-3 "
             f"--questions_per_step {6 // processes} --group_size 4 --max_new_tokens 24 --steps 2 "
             "--eval_questions 1")
         ranks_do(ROOT / "train.py", *words.split(), ranks=processes, cwd=tmp_path)
-        rows = files.read(tmp_path / str(processes) / "metrics.jsonl")
-        names = ("questions", "rollouts", "accuracy", "length", "truncated")
-        sampled.append([[row[name] for name in names] for row in rows])
-        updates.append([rows[0][name] for name in ("loss", "grad_norm", "kl_old", "ratio_max")])
-    assert sampled[0][0][1] > 1
-    for row, expected in zip(*sampled, strict=True):
-        assert row == pytest.approx(expected, rel=1e-9)
-    assert updates[0] == pytest.approx(updates[1], rel=1e-3)
+        runs.append(files.read(tmp_path / str(processes) / "metrics.jsonl"))
+    one, three = runs
+    assert one[0]["rollouts"] > 1
+    for row, other in zip(one, three, strict=True):
+        for name in ("questions", "rollouts", "accuracy", "length", "truncated"):
+            assert row[name] == pytest.approx(other[name], rel=1e-9)
+    for name in ("loss", "grad_norm", "kl_old", "ratio_max"):
+        assert one[0][name] == pytest.approx(three[0][name], rel=1e-3)
 
 
 @pytest.mark.parametrize("algorithm", ["dapo", "gfpo_adaptive", "ppo"])
@@ -359,7 +355,7 @@ def test_a_users_mistake_is_told_once_and_is_the_last_thing_that_torchrun_prints
     words = f"--model {small} --dataset x.jsonl --max_new_tokens 8"
     done = torchrun(ROOT / "train.py", *words.split(), cwd=tmp_path)
     message = "error: 2 devices for 1 questions"
-    lines = done.stderr.splitlines()
-    assert done.returncode == 1 and sum(line.startswith(message) for line in lines) == 1
-    assert lines[0].startswith(message) and message in lines[-2] and set(lines[-1]) == {"="}
+    first, *_, last, frame = done.stderr.splitlines()
+    assert done.returncode == 1 and done.stderr.count(f"\n{message}") == 0
+    assert first.startswith(message) and message in last and set(frame) == {"="}
     assert done.stderr.count("Traceback") == 1  # torchrun's own
