@@ -105,7 +105,6 @@ def test_the_example_asks_again_where_answers_differed():
     past = {0: [1.0], 1: [0.0], 2: [0.0, 0.5], 3: [1.0, 0.25], 4: []}
     asked = my_curriculum.curriculum([{}] * 8, past, 8, random.Random(0))
     assert [*map(sorted, (asked[:2], asked[2:5], asked[5:]))] == [[2, 3], [5, 6, 7], [0, 1, 4]]
-    assert my_curriculum.curriculum([{}] * 8, past, 4, random.Random(0)) == asked[:4]
 
 
 # --- metrics ---

@@ -220,7 +220,7 @@ def assert_equal_scores(found, expected):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("group_sizes, width", [
     ((16,), 7), ((1, 4, 8, 3), 7), ((2, 1), 1), ((2, 1), 0),
-], ids=str)
+])
 def test_a_prompt_that_is_computed_once_gives_the_scores_and_gradients_of_plain_rows(
     kind, group_sizes, width
 ):

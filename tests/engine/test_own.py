@@ -123,7 +123,7 @@ def test_a_rule_that_keeps_all_or_none_is_told_once(rows, said, capsys):
     assert capsys.readouterr().out.count(f"note: --keep mine.py:rule {said}") == bool(said)
 
 
-@pytest.mark.parametrize("error", [UserError("a sentence"), torch.OutOfMemoryError()], ids=str)
+@pytest.mark.parametrize("error", [UserError("a sentence"), torch.OutOfMemoryError()])
 def test_what_somebody_knows_how_to_take_is_passed_on(error):
     """A sentence is printed; if memory runs out, an update is repeated with smaller parts."""
     def raises():
@@ -159,7 +159,7 @@ def of_sampler(returned, questions=Q):
     {"logp": RIGHT.logp.bfloat16()}, {"mask": RIGHT.mask[:, :1]},
     {"tokens": torch.ones(N, 4).long(), "logp": torch.zeros(N, 4), "mask": torch.ones(N, 4).bool(),
      "lengths": torch.full((N,), 4)},
-], ids=str)  # fmt: skip
+])  # fmt: skip
 def test_completions_of_another_shape_or_kind_are_refused(parts):
     assert of_sampler(RIGHT) is RIGHT
     of_sampler(Completions.none("cpu"), questions=0)
@@ -177,7 +177,7 @@ def test_completions_of_another_shape_or_kind_are_refused(parts):
     ({"lengths": RIGHT.lengths - 2}, "a mask that does not end"),
     ({"mask": RIGHT.mask & SHORT}, "a mask that does not end"),
     ({"logp": RIGHT.logp.exp()}, "logp above 0"),
-], ids=str)  # fmt: skip
+])  # fmt: skip
 def test_each_wrong_value_of_completions_is_named(parts, problem):
     with pytest.raises(UserError, match=f"mine.py:Mine returned {problem}.*contract.py says"):
         of_sampler(replace(RIGHT, **parts))
@@ -188,7 +188,7 @@ def test_each_wrong_value_of_completions_is_named(parts, problem):
     {"mask": RIGHT.mask & SHORT, "truncated": ~RIGHT.truncated},  # a tool wrote the last token
     {"mask": RIGHT.mask & ~SHORT, "logp": torch.where(SHORT, 9.0, RIGHT.logp)},  # or the first ones
     {"mask": RIGHT.mask & SHORT, "lengths": RIGHT.lengths - 1},
-], ids=str)  # fmt: skip
+])  # fmt: skip
 def test_what_the_contract_allows_passes(parts):
     of_sampler(replace(RIGHT, **parts))
 

@@ -78,16 +78,16 @@ def after(folder):
 
 
 def test_the_earlier_run_is_the_newest_finished_one_with_the_same_questions(tmp_path):
-    contents = {  # (its training data, its test data), from the oldest run to the newest
-        "first": ("a", "b"), "second": ("a", "b"), "training": ("x", "b"), "test": ("a", "x"),
-        "untested": ("a", None), "broken": (1, "b"), "own": ("a", "b")}
-    for age, (name, (data, test)) in enumerate(contents.items()):
+    runs = {  # its training data and its test data, from the oldest run to the newest
+        "first": "ab", "second": "ab", "training": "xb", "test": "ax", "untested": "a",
+        "broken": "", "own": "ab"}
+    for age, (name, data) in enumerate(runs.items()):
         folder = tmp_path / name
         written(folder / "run.json", [{}])
-        summary = written(folder / "summary.json", [{} if data == 1 else {"data": data}])
-        if test:
-            written(folder / "answers.jsonl", [{"setting": {"data": test}}])
+        summary = written(folder / "summary.json", [{"data": data[0]} if data else {}])
         os.utime(summary, (age, age))
+        for test in data[1:]:
+            written(folder / "answers.jsonl", [{"setting": {"data": test}}])
     assert earlier_run(tmp_path / "own") == tmp_path / "second"
     assert earlier_run(tmp_path / "test") is None
 
@@ -159,14 +159,13 @@ def test_the_command_after_ctrl_c_is_whole(small, tmp_path, monkeypatch, capsys)
 
 def test_another_model_or_benchmark_takes_nothing_of_a_run(tmp_path):
     assert options_for_eval("toy") == options_for_eval(str(tmp_path)) == {}
-    files = {"dataset": "gsm8k", "eval_dataset": "math500", "rewards": ["gsm8k_accuracy"],
-             "sampler": "vllm", "max_new_tokens": 7, "columns": ["question=q"]}
-    (tmp_path / "run.json").write_text(json.dumps(files))
+    options = {"dataset": "gsm8k", "eval_dataset": "math500", "rewards": ["gsm8k_accuracy"],
+               "sampler": "vllm", "max_new_tokens": 7, "columns": ["question=q"]}
+    written(tmp_path / "run.json", [options])
     for model in (tmp_path, tmp_path / "checkpoint-000001"):
         found = options_for_eval(str(model))
-        # another data set has another judge
+        # another data set has another judge, and no columns, which eval.py would refuse
         assert found["benchmark"] == ["math500"] and found["max_new_tokens"] == 7
-        # nor has it columns, which eval.py would refuse
         assert not {"judge", "sampler", "columns"} & found.keys()
     config = evaluation.check({"model": str(tmp_path), "benchmark": ["toy"]})
     assert config.max_new_tokens is None

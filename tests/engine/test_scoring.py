@@ -129,7 +129,7 @@ def judged(function, *texts, **columns):
     (1.0, "failed on 2 of 2.*'float' .*completions, a list .* columns question, answer,.* return"),
     ([1.0, math.nan], "returned nan for the completion 'bcd'"),
     ([-math.inf, 1.0], "returned -inf for the completion 'a'"),
-], ids=str)
+])
 def test_a_reward_that_does_not_return_one_number_for_each_is_named(returned, words):
     def odd(completions, **columns):
         return returned
@@ -352,7 +352,7 @@ def test_a_run_logs_each_reward_and_their_weighted_sum(small, tmp_path, mine, ca
 
 
 @pytest.mark.parametrize("reward, text, answer", [
-    ("number_accuracy", "<think>7</think>it is 18.", "18"), ("number_accuracy", "<think>7", None),
+    ("number_accuracy", "<think>7", None), ("number_accuracy", "<think>7</think>it is 18.", "18"),
     ("code_accuracy", "```python\nprint(18)\n```", "print(18)\n"),
     ("code_runs", "<answer>18</answer>", None),
     ("of_ones_own", "\\boxed{18}", "18"), ("of_ones_own", "18", None),
