@@ -79,9 +79,10 @@ def test_a_question_is_cut_by_hand(prompt, lengths, max_tokens, expected):
     assert question_by_question(prompts, lengths, max_tokens, second_pass=0) == expected
 
 
-def test_on_a_gpu_a_second_pass_costs_more():
-    """32 rows of 160 tokens are less than 5,120 + 4,096."""
-    prompts = [Prompt(1, 150)] * 32
-    costs = [PACES[device].second_pass for device in ("cpu", "cuda")]
-    twice = [forward_cost(prompts, [10] * 32, range(32), cost)[1] for cost in costs]
-    assert twice == [True, False]
+def test_questions_share_a_micro_batch_if_they_fit():
+    prompts = [Prompt(1, 150)] * 16 + [Prompt(2, 150)] * 16
+    whole = list(range(32))
+    assert micro_batches_by_prompt(prompts, [10] * 32, 2048, 128) == [whole]
+    # on a GPU a second pass costs more: 32 rows of 160 tokens are less than 5,120 + 4,096
+    _, once = forward_cost(prompts, [10] * 32, whole, PACES["cuda"].second_pass)
+    assert not once

@@ -40,9 +40,9 @@ def test_the_commands_at_the_end_of_a_run_work_and_measure_the_same(
         " --rewards mine.py:mine:2 number_accuracy")
     assert train.main(shlex.split(words)) == 0
     said = capsys.readouterr().out
+    assert "\nOn 4 training questions: greedy reward " in said
     program, *again = command("evaluate", said)
     evaluation.main(again)
-    assert "\nOn 4 training questions: greedy reward " in capsys.readouterr().out
     scores = json.loads((folder / "eval-my data.json").read_text())
     wanted = {"judge": "mine.py:mine:2", "max_new_tokens": 16, "temperature": 0.9, "stop": ["9"],
               "system_prompt": "Add it.", "questions": 8,

@@ -87,7 +87,7 @@ def test_train_and_eval_judge_the_answer_after_the_thought_that_the_prompt_opene
     for part in loaded:
         part.save_pretrained("model")
     monkeypatch.setattr(Sampler, "sample", lambda self, prompts, k, *_: completions_of(
-        tokenizer, [RIGHT, CUT_OFF] * (len(prompts) * k // 2)))
+        tokenizer, ([RIGHT, CUT_OFF] * k)[:k] * len(prompts)))
     written(tmp_path / "x.jsonl", [ROW] * 8)
     run("model", "out", "--dataset x.jsonl --eval_dataset x.jsonl --steps 1 --group_size 4 "
         "--rewards gsm8k_accuracy format_reward --questions_per_step 2 --max_new_tokens 40")

@@ -201,7 +201,6 @@ def test_what_it_says_of_a_fault_of_few_steps_of_health_and_of_no_run(tmp_path, 
     [finding] = logged(tmp_path, entropy=FALLS, no_signal=RISES)
     assert "Seen in 10 steps: entropy 0.3 → 0.1 (at most 0.3); no_signal 0.1 → 0.8" in finding
     assert "; as '<answer>2</answer>'. Try: lower --lr" in finding
-    assert doctor.first_sentence(tmp_path, steps_before=10) is None  # it has made none
     for more, said in (
         ({"steps": 3}, "3 steps are too few to judge the accuracy: that takes 8."),
         ({"accuracy": [i / 10 for i in range(10)]},
@@ -210,6 +209,8 @@ def test_what_it_says_of_a_fault_of_few_steps_of_health_and_of_no_run(tmp_path, 
         assert not logged(tmp_path, **more)
         main([str(tmp_path)])
         assert capsys.readouterr().out.startswith(said)
+    assert doctor.first_sentence(tmp_path) == f"doctor    python tools/doctor.py {tmp_path}"
+    assert doctor.first_sentence(tmp_path, steps_before=10) is None  # it has made none
     assert [*map(doctor.short, (512.4, 99.6, 0.0312, -1234))] == ["512", "100", "0.031", "-1234"]
 
 
