@@ -64,18 +64,20 @@ def test_the_cheaper_cut_is_taken_and_holds_every_completion_once(seed, second_p
 FOUR = [40, 10, 10, 10]  # a cut before the second one saves 3 · 30 tokens
 
 
-@pytest.mark.parametrize("prompt, lengths, max_tokens, expected", [
+@pytest.mark.parametrize("prompts, lengths, max_tokens, expected", [
     # the cut saves as many tokens as the prompt has, or one more
-    (90, FOUR, 312, [[0, 1, 2], [3]]),
-    (89, FOUR, 312, [[0], [1, 2, 3]]),
+    ([90] * 4, FOUR, 312, [[0, 1, 2], [3]]),
+    ([89] * 4, FOUR, 312, [[0], [1, 2, 3]]),
     # after a cut the padding is that of the new piece: 2 · 10 tokens are no reason for another cut
-    (50, [200, 40, 30, 30], 304, [[0], [1, 2, 3]]),
+    # (another question's piece would lie between the two)
+    ([50, 50, 50, 50, 51], [200, 40, 30, 30, 38], 304, [[0], [1, 2, 3], [4]]),
     # a piece of 50 + 4 · 10 + 4 · 60 / 8 = 120 tokens fits, or not
-    (50, [10] * 5, 120, [[0, 1, 2, 3], [4]]),
-    (50, [10] * 5, 119, [[0, 1, 2], [3, 4]]),
+    ([50] * 5, [10] * 5, 120, [[0, 1, 2, 3], [4]]),
+    ([50] * 5, [10] * 5, 119, [[0, 1, 2], [3, 4]]),
 ])
-def test_a_question_is_cut_by_hand(prompt, lengths, max_tokens, expected):
-    prompts = [Prompt(1, prompt)] * len(lengths)
+def test_a_question_is_cut_by_hand(prompts, lengths, max_tokens, expected):
+    """prompts: the tokens of each. Those with equally many are equal."""
+    prompts = [Prompt(n, n) for n in prompts]
     assert question_by_question(prompts, lengths, max_tokens, second_pass=0) == expected
 
 
