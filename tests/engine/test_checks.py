@@ -17,43 +17,78 @@ from engine.run.config import Config, config_of, open_run
 from engine.run.interrupt import in_one_sentence
 from tasks import toy
 from tasks.table import TASKS
-from tests.helpers.runs import ROOT, run, sums, written
+from tests.helpers.runs import run, sums, written
 
-RULES = ROOT / "examples/my_rule.py"
-BAD = [  # each is refused, and the sentence names an option or a value of it
-    "--pruning_rate 1", "--pruning_rate 0.95",
-    "--algorithm grpo --pruning_rate 0.5", "--algorithm gfpo --keep largest_abs",
-    "--algorithm cppo --keep shortest", "--algorithm cppo --keep all",
-    "--algorithm gfpo_adaptive --group_size 4", "--algorithm gfpo_adaptive --keep max_variance",
-    "--algorithm gfpo_adaptive --keep largest_abs", "--algorithm pods --pruning_rate 0.9375",
-    "--keep best", "--keep mine:rule", "--keep mine.py:rule", f"--keep {RULES}", "--algorithm gppo",
-    "--algorithm ppo --keep random",
-    "--algorithm ppo --pruning_rate 0.5", "--algorithm ppo --allocation true",
-    "--algorithm gfpo_adaptive --pruning_rate 0.5", "--algorithm gfpo_adaptive --allocation true",
-    "--sampler vllm", "--group_size 1",
-    "--overlong_cache 49", "--target_kl 0", "--epochs -1",
-    "--seed 9223372036854775807", "--steps 0", "--steps many",
-    "--warmup 1", "--temperature 0", "--plan -1", "--shard half", "--lora 4 --shard full",
-    "--algorithm ppo --lora 4",
-    "--rewards x.py:f", "--dataset gsm9k",
-    "--dataset nowhere.jsonl", "--model ./nowhere", "--resume", "--resume --output_dir nowhere",
-    "--recipe nowhere.yaml", "--prunning_rate 0.5", "--output_dir mine/by_length.py/run",
-    "--output_dir mine/by_length.py", "--dataset arithmetic", "--eval_dataset math",
-    "--keep mine/by_length.py:rule",  # the file has no such function
-    "--model mine", "--model mine --lora 8",  # adapters of rank 4
-    "--algorithm gspo --shortest_prefix 0",
-    "--algorithm ppo --shortest_prefix 0", "--algorithm deepseek_v32 --shortest_prefix 0.5",
-    "--shortest_prefix 0 --importance_weights sequence_mask",
-    "--shortest_prefix 0 --importance_weights sequence_truncate",
-    "--shortest_prefix 1.5", "--importance_weights 2",
-    "--columns question=q", "--dataset mine/data.jsonl --columns q",
-    "--dataset math --model mine/no --eval_dataset gsm8k --columns answer=solution",
-    "--output_dir mine", "--check_rewards --plan", "--lr -1e-4",
-]
+BAD = """
+--pruning_rate 1
+--pruning_rate 0.95
+--algorithm grpo --pruning_rate 0.5
+--algorithm gfpo --keep largest_abs
+--algorithm cppo --keep shortest
+--algorithm cppo --keep all
+--algorithm gfpo_adaptive --group_size 4
+--algorithm gfpo_adaptive --keep max_variance
+--algorithm gfpo_adaptive --keep largest_abs
+--algorithm pods --pruning_rate 0.9375
+--keep best
+--keep mine:rule
+--keep mine.py:rule
+--keep mine/by_length.py
+--keep mine/by_length.py:rule
+--algorithm gppo
+--algorithm ppo --keep random
+--algorithm ppo --pruning_rate 0.5
+--algorithm ppo --allocation true
+--algorithm gfpo_adaptive --pruning_rate 0.5
+--algorithm gfpo_adaptive --allocation true
+--sampler vllm
+--group_size 1
+--overlong_cache 49
+--target_kl 0
+--epochs -1
+--seed 9223372036854775807
+--steps 0
+--steps many
+--warmup 1
+--temperature 0
+--plan -1
+--shard half
+--lora 4 --shard full
+--algorithm ppo --lora 4
+--rewards x.py:f
+--dataset gsm9k
+--dataset nowhere.jsonl
+--model ./nowhere
+--resume
+--resume --output_dir nowhere
+--recipe nowhere.yaml
+--prunning_rate 0.5
+--output_dir mine/by_length.py/run
+--output_dir mine/by_length.py
+--dataset arithmetic
+--eval_dataset math
+--model mine
+--model mine --lora 8
+--algorithm gspo --shortest_prefix 0
+--algorithm ppo --shortest_prefix 0
+--algorithm deepseek_v32 --shortest_prefix 0.5
+--shortest_prefix 0 --importance_weights sequence_mask
+--shortest_prefix 0 --importance_weights sequence_truncate
+--shortest_prefix 1.5
+--importance_weights 2
+--columns question=q
+--dataset mine/data.jsonl --columns q
+--dataset math --model mine/no --eval_dataset gsm8k --columns answer=solution
+--output_dir mine
+--check_rewards --plan
+--lr -1e-4
+"""
 
 
-@pytest.mark.parametrize("words", BAD)
+@pytest.mark.parametrize("words", BAD.strip().splitlines())
 def test_bad_input_is_refused_in_one_sentence_before_any_work(words, tmp_path, monkeypatch):
+    """The sentence names an option or a value of it. mine: its adapters have rank 4, its file of
+    rules has no `rule`."""
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "mine/data.jsonl", [{"q": "1", "a": "1"}])
     (tmp_path / "mine/by_length.py").write_text("def by_length(*given):\n    pass\n")
@@ -125,17 +160,17 @@ def test_what_the_user_can_change_ends_a_run_in_one_sentence(error, words, tmp_p
     assert re.search(words or "x$", str(found)) and (type(found) is UserError) == bool(words)
 
 
-@pytest.mark.parametrize("words, options", [
-    ("--lora 4", ["--lora"]), ("--lora 4 --lr 1e-5", []), ("--algorithm gfpo", []),
-    ("--clip_low 1", ["--clip_low"]), ("--clip_low 1e9", []), ("--algorithm cispo", []),
-    ("--algorithm sapo", []),  # it has no clip
+@pytest.mark.parametrize("words, noted", [
+    ("--lora 4", "--lora"), ("--lora 4 --lr 1e-5", ""), ("--algorithm gfpo", ""),
+    ("--clip_low 1", "--clip_low"), ("--clip_low 1e9", ""), ("--algorithm cispo", ""),
+    ("--algorithm sapo", ""),  # it has no clip
     # 8 questions keep 4 of 16 completions each, and allocation makes them 32
-    ("--minibatches 129", ["--minibatches"]), ("--minibatches 128", []),
+    ("--minibatches 129", "--minibatches"), ("--minibatches 128", ""),
 ])  # fmt: skip
-def test_an_option_that_surprises_is_noted_and_no_other(words, options, monkeypatch):
+def test_an_option_that_surprises_is_noted_and_no_other(words, noted, monkeypatch):
     config, algorithm = config_of(given(Config, words.split()))
     notes = notes_on_options(config.options, algorithm)
-    assert [note.split()[0].strip(":") for note in notes] == options
+    assert [note.split()[0].strip(":") for note in notes] == noted.split()
     # a resumed run reads its options with all values filled in
     again, algorithm = config_of(flat(config))
     assert notes_on_options(again.options, algorithm) == notes

@@ -13,12 +13,13 @@ from engine.model.critic import Critic, estimate
 from engine.model.logprobs import Policy, completion_states
 from engine.model.networks import networks_around
 from family.ppo import gae, token_rewards, whiten
+from tests.helpers.examples import seeded
 from tests.helpers.training import CPU, completions, logprobs, updated, weights_of, with_reference
 from update import Limits
 
 
-def randn(*shape, seed, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+def randn(*shape, seed):
+    return torch.randn(shape, generator=seeded(seed))
 
 
 @pytest.fixture
@@ -40,14 +41,13 @@ def test_the_value_before_a_token_is_the_heads_of_the_hidden_state_one_column_be
     as a copy."""
     model, critic, batch = three
     values = critic(batch)
-    lengths = batch.mask.sum(1).tolist()
     assert values.dtype == torch.float32 and len(set(map(len, batch.prompts))) > 1
-    for prompt, tokens, n, row in zip(batch.prompts, batch.tokens.tolist(), lengths, values):
-        whole = torch.tensor([prompt + tokens[:n]])
+    for prompt, tokens, mask, row in zip(batch.prompts, batch.tokens, batch.mask, values):
+        whole = torch.tensor([prompt + tokens[mask].tolist()])
         states = model(whole, output_hidden_states=True).hidden_states[-1][0]
         expected = states[len(prompt) - 1 : -1] @ critic.head.weight[0] + 0.3
-        assert_close(row[:n], expected, rtol=1e-4, atol=1e-5)
-        assert (row[n:] == 0).all()
+        assert_close(row[mask], expected, rtol=1e-4, atol=1e-5)
+        assert not row[~mask].any()
 
 
 def test_the_head_is_computed_in_float32_whatever_the_backbone_is(three):
@@ -78,17 +78,17 @@ def test_estimate_is_that_of_the_whole_batch_although_it_is_cut(three, beta):
     """Advantages are whitened over the tokens of all mini-batches; without β there is no
     reference."""
     cut, (_, _, batch) = [[4], [1, 3, 0], [], [5, 2]], three
-    logp, ref_logp, values = randn(3, *batch.tokens.shape, seed=2, dtype=torch.float64)
+    logp, ref_logp, values = randn(3, *batch.tokens.shape, seed=2).double()
     batch = replace(batch, old_logp=logp, ref_logp=ref_logp if beta else None, old_values=values)
     minibatches = [batch.rows(rows) for rows in cut]
     estimate(minibatches, CPU, beta=beta, lam=0.9)
     rewards = token_rewards(batch.scores, logp, ref_logp, batch.mask, beta=beta)
     raw, returns = gae(rewards, values, batch.mask, lam=0.9)
     advantages = whiten(raw, batch.mask)
-    for rows, minibatch in zip(cut, minibatches):
-        longest = minibatch.tokens.shape[1]
-        assert_close(minibatch.advantages, advantages[rows, :longest])
-        assert_close(minibatch.returns, returns[rows, :longest])
+    for rows, found in zip(cut, minibatches):
+        longest = found.tokens.shape[1]
+        expected = advantages[rows, :longest], returns[rows, :longest]
+        assert_close((found.advantages, found.returns), expected)
 
 
 # --- one update ---
@@ -112,7 +112,7 @@ def test_updates_of_policy_and_critic_equal_those_of_a_plain_loop(three):
         V_old = critic(batch) + 0.3 * noise[1]
     given = replace(batch, advantages=A, returns=R, old_logp=old_logp, old_values=V_old)
     limits = Limits(micro_batch_tokens=40, max_grad_norm=0.1)
-    assert len(cut_into_micro_batches(given, limits.micro_batch_tokens, Policy(model))) > 1
+    assert len(cut_into_micro_batches(given, 40, Policy(model))) > 1
     stats = updated(model, adamw(model, critic), [with_reference(given, model)], resolve("ppo"),
                     critic=critic, limits=limits)
 
@@ -122,7 +122,7 @@ def test_updates_of_policy_and_critic_equal_those_of_a_plain_loop(three):
         ratio = (Policy(plain).logprobs(batch) - old_logp).exp()
         V = plain_critic(batch)
         gains = torch.minimum(ratio * A, ratio.clamp(0.8, 1.2) * A)
-        near = torch.maximum(torch.minimum(V, V_old + 0.2), V_old - 0.2)
+        near = V.clamp(V_old - 0.2, V_old + 0.2)
         errors = torch.maximum((V - R) ** 2, (near - R) ** 2)
         assert (gains < ratio * A).any() and (errors > (V - R) ** 2).any()
         loss = -gains[batch.mask].mean()
@@ -142,11 +142,11 @@ def test_updates_of_policy_and_critic_equal_those_of_a_plain_loop(three):
 
 def test_where_the_critics_update_is_not_finite_the_policys_is_skipped_too(three):
     model, critic, batch = three
-    before = weights_of(model), weights_of(critic)
+    before = [weights_of(each) for each in (model, critic)]
     batch.old_logp, batch.old_values = logprobs(model, batch), critic(batch)
     estimate([batch], CPU, beta=0.0, lam=0.95)
     assert not batch.advantages.requires_grad
     batch.returns[0, 0] = torch.nan
     stats = updated(model, adamw(model, critic), [batch], resolve("ppo"), critic=critic)
     assert stats["skipped"] == [True] * 4
-    assert torch.equal(weights_of(model), before[0]) and torch.equal(weights_of(critic), before[1])
+    assert_close([weights_of(each) for each in (model, critic)], before, rtol=0, atol=0)

@@ -15,19 +15,17 @@ from engine.model.pace import PACES
 
 
 def rows_of(prompts, lengths):
-    """A Row for each prompt, a list of one repeated token, and each length of a completion."""
-    rows = zip(prompts, lengths, strict=True)
-    return [Row(i, prompt[0], len(prompt), n) for i, (prompt, n) in enumerate(rows)]
+    """prompts: the tokens of each. Those with equally many are equal. lengths: of completions."""
+    return [Row(i, tokens, tokens, n) for i, (tokens, n) in enumerate(zip(prompts, lengths))]
 
 
 @pytest.mark.parametrize("prompts, lengths, cost", [
     # padding of prompts and of completions counts
-    ([[1] * 300] * 2 + [[2] * 200] * 2, [10, 4, 2, 30],
-     (2 * 300 + 4 * 30 + 4 * 330 // 8, True)),
-    ([[1], [2, 2]], [5, 1], (2 * 6, False)),  # the longest row, twice
-    ([[1] * 12] * 16, [14] * 16, (12 + 16 * 14 + 16 * 26 // 8, True)),  # as dear: 416 − 128
+    ([300, 300, 200, 200], [10, 4, 2, 30], (2 * 300 + 4 * 30 + 4 * 330 // 8, True)),
+    ([1, 2], [5, 1], (2 * 6, False)),  # the longest row, twice
+    ([12] * 16, [14] * 16, (12 + 16 * 14 + 16 * 26 // 8, True)),  # as dear: 416 − 128
     # 16 completions of the toy: two passes save about 100 tokens, too few to pay
-    ([[1] * 14] * 16, [36] * 16, (16 * 50, False)),
+    ([14] * 16, [36] * 16, (16 * 50, False)),
 ])
 def test_what_two_passes_cost_by_hand(prompts, lengths, cost):
     assert forward_cost(rows_of(prompts, lengths), second_pass=128) == cost
@@ -37,8 +35,8 @@ def groups(seed):
     """Rows of a few questions with different numbers of completions, shuffled."""
     rng = random.Random(seed)
     rows = []
-    for question in range(rng.randint(1, 6)):
-        prompt = [question] * rng.randint(1, 60)
+    for _ in range(rng.randint(1, 6)):
+        prompt = rng.randint(1, 60)
         rows += [(prompt, rng.choice([0, 1, rng.randint(1, 80)])) for _ in range(rng.randint(1, 9))]
     rng.shuffle(rows)
     return rows_of(*zip(*rows))
@@ -48,39 +46,36 @@ def groups(seed):
 @pytest.mark.parametrize("seed", range(60))
 def test_the_cheaper_cut_is_taken_and_holds_every_completion_once(seed, second_pass):
     rows = groups(seed)
-
-    def cost(together):
-        tokens, twice = forward_cost(together, second_pass)
-        return tokens + second_pass if twice else tokens
-
     for max_tokens in (1, 100, 400, 3000):
-        of_rows = by_length(rows, max_tokens)
         by_question = question_by_question(rows, max_tokens, second_pass)
-        for batches in (of_rows, by_question):
-            assert sorted(row for batch in batches for row in batch) == rows
-            for batch in batches:
-                tokens, _ = forward_cost(batch, second_pass)
-                assert tokens <= max_tokens or len(batch) == 1
         longest = [max(row.tokens for row in batch) for batch in by_question]
         assert longest == sorted(longest, reverse=True)  # what may not fit comes first
+        costs = {}
+        for cut in (by_length(rows, max_tokens), by_question):
+            assert sorted(sum(cut, [])) == rows
+            cost = 0
+            for batch in cut:
+                tokens, twice = forward_cost(batch, second_pass)
+                assert tokens <= max_tokens or len(batch) == 1
+                cost += tokens + twice * second_pass
+            costs[str(cut)] = cost
         found = cheaper_cut(rows, max_tokens, second_pass)
-        assert found in (of_rows, by_question)
-        assert sum(map(cost, found)) == min(sum(map(cost, of_rows)), sum(map(cost, by_question)))
+        assert costs[str(found)] == min(costs.values())
 
 
-A, B = [1] * 50, [2] * 50
 FOUR = [40, 10, 10, 10]  # a cut before the second one saves 3 · 30 tokens
 
 
 @pytest.mark.parametrize("prompts, lengths, max_tokens, expected", [
     # the cut saves as many tokens as the prompt has, or one more
-    ([[1] * 90] * 4, FOUR, 312, [[0, 1, 2], [3]]),
-    ([[1] * 89] * 4, FOUR, 312, [[0], [1, 2, 3]]),
+    ([90] * 4, FOUR, 312, [[0, 1, 2], [3]]),
+    ([89] * 4, FOUR, 312, [[0], [1, 2, 3]]),
     # after a cut the padding is that of the new piece: 2 · 10 tokens are no reason for another cut
-    ([A] * 4 + [B], [200, 40, 30, 30, 38], 304, [[0], [1, 2, 3], [4]]),
+    # (another question's piece would lie between the two)
+    ([50, 50, 50, 50, 51], [200, 40, 30, 30, 38], 304, [[0], [1, 2, 3], [4]]),
     # a piece of 50 + 4 · 10 + 4 · 60 / 8 = 120 tokens fits, or not
-    ([A] * 5, [10] * 5, 120, [[0, 1, 2, 3], [4]]),
-    ([A] * 5, [10] * 5, 119, [[0, 1, 2], [3, 4]]),
+    ([50] * 5, [10] * 5, 120, [[0, 1, 2, 3], [4]]),
+    ([50] * 5, [10] * 5, 119, [[0, 1, 2], [3, 4]]),
 ])
 def test_a_question_is_cut_by_hand(prompts, lengths, max_tokens, expected):
     found = question_by_question(rows_of(prompts, lengths), max_tokens, second_pass=0)
@@ -88,7 +83,7 @@ def test_a_question_is_cut_by_hand(prompts, lengths, max_tokens, expected):
 
 
 def test_questions_share_a_micro_batch_if_they_fit():
-    rows = rows_of([[1] * 150] * 16 + [[2] * 150] * 16, [10] * 32)
+    rows = [Row(i, i // 16, 150, 10) for i in range(32)]
     assert cheaper_cut(rows, 2048, 128) == [rows]
     assert cheaper_cut(rows, 1000, 128) == [rows[:16], rows[16:]]
     # on a GPU a second pass costs more: 32 rows of 160 tokens are less than 5,120 + 4,096

@@ -129,7 +129,6 @@ def test_a_resume_that_is_refused_keeps_the_run_and_says_only_why(words, capsys,
     with monkeypatch.context() as patch, pytest.raises(UserError, match="another data set"):
         patch.setattr("engine.data.questions.Questions.fingerprint", lambda questions: "others")
         go_on(RUN)
-    assert checkpoints(RUN)
     go_on(RUN)  # to its end
     capsys.readouterr()
     with pytest.raises(UserError, match="has made its 1 step"):
@@ -141,18 +140,18 @@ def test_a_resume_that_is_refused_keeps_the_run_and_says_only_why(words, capsys,
 
 
 def test_run_json_holds_the_options_with_which_a_run_goes_on(words):
-    started = options()
-    go_on(RUN, "--beta 0.1 --rewards toy_accuracy format_reward:0.5 --steps 2")
-    changed = {"rewards": ["toy_accuracy", "format_reward:0.5"], "beta": 0.1}
-    assert options() == started | changed | {"steps": 2}
-    go_on(RUN, "--steps 3")  # goes on with the changed options
-    assert options() == started | changed | {"steps": 3}
+    expected = options()
+    for given, changed in (
+        ("--beta 0.1 --rewards toy_accuracy format_reward:0.5",
+         {"rewards": ["toy_accuracy", "format_reward:0.5"], "beta": 0.1}),
+        ("", {}),  # it goes on with the changed options
+    ):
+        expected |= changed | {"steps": expected["steps"] + 1}
+        go_on(RUN, f"--steps {expected['steps']} {given}")
+        assert options() == expected
 
 
-def test_a_run_is_not_resumed_without_a_checkpoint_or_with_other_data(words, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="another data set"):
-        patch.setattr("engine.data.questions.Questions.fingerprint", lambda questions: "others")
-        go_on(RUN, "--steps 2")
+def test_a_run_is_not_resumed_without_a_checkpoint(words):
     for path in checkpoints(RUN):
         path.rename(RUN / f"aside-{path.name}")
     with pytest.raises(UserError, match="holds no checkpoint"):

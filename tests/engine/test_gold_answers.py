@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("undrawn")
     ("toy_accuracy", "7 | x", True), ("code_accuracy", "7", True),
 ])  # fmt: skip
 def test_which_gold_answers_can_be_won(name, answers, expected):
-    rows = [{"question": "?", "answer": gold} for gold in answers.split(" | ")]
+    rows = rows_of(answers.split(" | "))
     assert winnable(Reward(name, REWARDS[name]), rows) == [expected] * len(rows)
 
 
@@ -37,12 +37,8 @@ def test_a_reward_of_ones_own_may_be_slow_so_it_judges_few_gold_answers(monkeypa
         asked.extend(answer)
         return [1.0] * len(completions)
 
-    rows = [{"question": "?", "answer": str(gold)} for gold in range(9)]
-    module.notes_on_lost(Reward("mine", mine), rows)
+    module.notes_on_lost(Reward("mine", mine), rows_of(range(9)))
     assert {*asked} == {"0", "1"}
-    [note] = module.notes_on_lost(
-        Reward("toy_accuracy", REWARDS["toy_accuracy"]), [*rows, rows[0] | {"answer": "proof"}])
-    assert "1 of the 10 gold answers" in note
 
 
 FORMS = ("<answer>{}</answer>", "#### {}", "is {}", "<ans>{}</ans>", "\nFINAL {}", "[[{}]]")
@@ -54,44 +50,53 @@ def test_no_good_gold_answer_is_accused_because_its_reward_wants_another_form(fo
     def mine(completions, answer, **columns):
         return [high if form.format(a) in c else low for c, a in zip(completions, answer)]
 
-    rows = [{"question": "?", "answer": str(gold)} for gold in range(8)]
-    assert winnable(Reward("mine", mine), rows) == [True] * 8
     # and a reward of one's own may have the name of another one
-    rows.append({"question": "?", "answer": "seven"})
-    assert winnable(Reward("number_accuracy", mine), rows) == [True] * 9
+    for name in ("mine", "number_accuracy"):
+        assert winnable(Reward(name, mine), rows_of([*range(8), "seven"])) == [True] * 9
 
 
-def test_a_reward_of_ones_own_judges_both_forms_and_its_mistakes_are_told_elsewhere():
-    rows = [{"question": "?", "answer": gold} for gold in ("2", "3")]
-    boxed = Reward("mine", lambda completions, **_: [float("boxed{2}" in c) for c in completions])
-    assert winnable(boxed, rows) == [True, False]
+def boxed_2(completions, answer, **columns):
+    """None: it does not apply."""
+    pairs = zip(completions, answer)
+    return [None if gold == "x" else float("boxed{2}" in text) for text, gold in pairs]
 
-    def minus_error(completions, answer, **columns):
-        pairs = zip(completions, answer)
-        return [-abs(float(last_number(text) or 100) - float(gold)) for text, gold in pairs]
 
-    odd = {"question": "?", "answer": "1e9"}  # no form of it is paid more than no answer
-    assert winnable(Reward("mine", minus_error), [*rows, odd]) == [True, True, False]
-    of_a_task = Reward("mine", lambda completions, answer, **_: [
-        None if a == "x" else float("{2}" in c) for c, a in zip(completions, answer)])
-    rows = [{"question": "?", "answer": gold} for gold in ("2", "3", "x")]
-    assert winnable(of_a_task, rows) == [True, False, True]
-    broken = Reward("mine", lambda completions, **_: 1 / 0)
-    assert winnable(broken, rows) == [True] * 3 and winnable(broken, []) == []
+def minus_error(completions, answer, **columns):
+    pairs = zip(completions, answer)
+    return [-abs(float(last_number(text) or 100) - float(gold)) for text, gold in pairs]
+
+
+@pytest.mark.parametrize("mine, golds, expected", [
+    (boxed_2, ["2", "3", "x"], [True, False, True]),
+    (lambda completions, **_: 1 / 0, ["2", "3"], [True, True]), (boxed_2, [], []),
+    # no form of 1e9 is paid more than no answer
+    (minus_error, ["2", "3", "1e9"], [True, True, False]),
+])
+def test_a_reward_of_ones_own_judges_both_forms_and_its_mistakes_are_told_elsewhere(
+    mine, golds, expected
+):
+    assert winnable(Reward("mine", mine), rows_of(golds)) == expected
+
+
+def rows_of(golds):
+    return [{"question": "?", "answer": str(gold)} for gold in golds]
 
 
 def test_the_first_three_are_named_with_their_questions_and_the_others_are_counted(monkeypatch):
     answers = "1,a b,2,c d,e f,g h,i j,3".split(",")
     rows = [{"question": f"{i}", "answer": answer} for i, answer in enumerate(answers)]
-    questions = Questions(rows, "toy", make_tokenizer())
-    reward = [Reward("gsm8k_accuracy", REWARDS["gsm8k_accuracy"])]
-    [note] = notes_on_gold_answers(reward, questions, [5, 0, 1, 2, 3, 4])
+
+    def notes(*numbers):
+        reward = Reward("gsm8k_accuracy", REWARDS["gsm8k_accuracy"])
+        return notes_on_gold_answers([reward], Questions(rows, "toy", make_tokenizer()), numbers)
+
+    [note] = notes(5, 0, 1, 2, 3, 4)
     assert note.startswith("4 of the 6 gold answers that were judged cannot be won with gsm8k_acc")
     assert "'5': 'g h', '1': 'a b', '3': 'c d')" in note and "'e f'" not in note
     monkeypatch.setattr(module, "LOOKED_AT", 3)
-    [note] = notes_on_gold_answers(reward, questions, [1, 0, 2, 3, 4])
+    [note] = notes(1, 0, 2, 3, 4)
     assert note.startswith("1 of the 3 ")
-    assert notes_on_gold_answers(reward, questions, [0, 2, 7]) == []
+    assert notes(0, 2, 7) == []
 
 
 @pytest.mark.parametrize("option", ["", "--check_rewards"])

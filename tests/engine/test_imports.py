@@ -8,19 +8,25 @@ import pytest
 
 from tests.helpers.runs import ROOT
 
-HEAVY = [
-    "transformers", "torch._dynamo", "torch.distributed.fsdp", "sympy",
-    "torch.distributed.checkpoint", "torch.distributed.tensor", "matplotlib", "datasets", "peft",
-    "vllm", "math_verify",
-]
-MISTAKES = [
-    "--bogus", "--lr fast", "--algorithm nope", "--shard full --lora 4",
-    "--dataset nope", "--dataset nope.jsonl", "--model ./nope",
-    "--rewards nope",
-    "--rewards math_accuracy --dataset gsm8k --steps 0", "--recipe nope.yaml",
-    "--keep nope.py:f", "--resume --output_dir nope", "--check_rewards --dtype half",
-    "--plan -1", "--lr_schedule linear",
-]  # fmt: skip
+HEAVY = (
+    "transformers torch._dynamo torch.distributed.fsdp torch.distributed.checkpoint sympy "
+    "torch.distributed.tensor matplotlib datasets peft vllm math_verify").split()
+MISTAKES = """\
+--bogus
+--lr fast
+--algorithm nope
+--shard full --lora 4
+--dataset nope
+--dataset nope.jsonl
+--model ./nope
+--rewards nope
+--rewards math_accuracy --dataset gsm8k --steps 0
+--recipe nope.yaml
+--keep nope.py:f
+--resume --output_dir nope
+--check_rewards --dtype half
+--plan -1
+--lr_schedule linear""".splitlines()
 ASK = f"""
 import contextlib, sys
 import algorithms, eval, train

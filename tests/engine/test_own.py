@@ -29,8 +29,8 @@ def of_algorithm(name, returned):
     def mine(*_, **__):
         return returned() if callable(returned) else returned
 
-    algorithm = checked(replace(resolve("grpo", group_size=G), **{name: partial(mine, beta=0.0)}))
-    return getattr(algorithm, name)(a_rollout(PLAIN))
+    row = replace(resolve("grpo", group_size=G), **{name: partial(mine, beta=0.0)})
+    return getattr(checked(row), name)(a_rollout(PLAIN))
 
 
 def fails():
@@ -79,7 +79,7 @@ class Plain:
     """A callable object has no __code__ and no __qualname__."""
 
     def __call__(self, *_, **__):
-        return None
+        pass
 
 
 def test_an_object_may_be_a_part_and_its_mistakes_name_its_class(monkeypatch):
@@ -89,7 +89,7 @@ def test_an_object_may_be_a_part_and_its_mistakes_name_its_class(monkeypatch):
     rollout = a_rollout(PLAIN)
     for function, *given in [
         (algorithm.advantages, rollout), (algorithm.loss,), (algorithm.keep, rollout, PLAIN, 1)]:
-        with pytest.raises(UserError, match="test_own.py:Plain must return"):
+        with pytest.raises(UserError, match="test_own.py:Plain must return.*It returned None"):
             function(*given)
     assert checked(replace(resolve("grpo"), loss=abs)).loss is not abs  # abs is written in C
 
@@ -123,7 +123,7 @@ def test_a_rule_that_keeps_all_or_none_is_told_once(rows, said, capsys):
     assert capsys.readouterr().out.count(f"note: --keep mine.py:rule {said}") == bool(said)
 
 
-@pytest.mark.parametrize("error", [UserError("a sentence"), torch.OutOfMemoryError()], ids=str)
+@pytest.mark.parametrize("error", [UserError("a sentence"), torch.OutOfMemoryError()])
 def test_what_somebody_knows_how_to_take_is_passed_on(error):
     """A sentence is printed; if memory runs out, an update is repeated with smaller parts."""
     def raises():
@@ -134,16 +134,10 @@ def test_what_somebody_knows_how_to_take_is_passed_on(error):
     assert found.value is error
 
 
-def test_a_run_checks_what_is_the_users_and_nothing_of_ours(monkeypatch):
+def test_nothing_of_ours_is_checked():
     for name in ALGORITHMS:
         algorithm = resolve(name)
         assert checked(algorithm) == algorithm
-    mine = replace(ALGORITHMS["grpo"], advantages=lambda rollout: None, loss=lambda *_, **__: None)
-    monkeypatch.setitem(ALGORITHMS, "mine", mine)
-    _, algorithm = config_of({"algorithm": "mine"})
-    for function, *given in [(algorithm.advantages, a_rollout(PLAIN)), (algorithm.loss, 1, 2, 3)]:
-        with pytest.raises(UserError, match="test_own.py:.*must return.*It returned None"):
-            function(*given)
 
 
 RIGHT = Completions(
@@ -161,13 +155,11 @@ def of_sampler(returned, questions=Q):
 
 @pytest.mark.parametrize("parts", [
     {"tokens": torch.ones(N, T)}, {"tokens": torch.ones(Q, T).long()}, {"lengths": [1]},
-    {"truncated": [1]}, {"logp": torch.zeros(N)}, {"mask": torch.ones(N, T)},
-    {"mask": torch.ones(N, 1).bool()}, {"lengths": RIGHT.lengths.int()},
     {"lengths": RIGHT.lengths[:, None]}, {"truncated": RIGHT.truncated.long()},
-    {"truncated": RIGHT.truncated.byte()}, {"logp": RIGHT.logp.bfloat16()},
+    {"logp": RIGHT.logp.bfloat16()}, {"mask": RIGHT.mask[:, :1]},
     {"tokens": torch.ones(N, 4).long(), "logp": torch.zeros(N, 4), "mask": torch.ones(N, 4).bool(),
      "lengths": torch.full((N,), 4)},
-], ids=str)  # fmt: skip
+])  # fmt: skip
 def test_completions_of_another_shape_or_kind_are_refused(parts):
     assert of_sampler(RIGHT) is RIGHT
     of_sampler(Completions.none("cpu"), questions=0)
@@ -185,7 +177,7 @@ def test_completions_of_another_shape_or_kind_are_refused(parts):
     ({"lengths": RIGHT.lengths - 2}, "a mask that does not end"),
     ({"mask": RIGHT.mask & SHORT}, "a mask that does not end"),
     ({"logp": RIGHT.logp.exp()}, "logp above 0"),
-], ids=str)  # fmt: skip
+])  # fmt: skip
 def test_each_wrong_value_of_completions_is_named(parts, problem):
     with pytest.raises(UserError, match=f"mine.py:Mine returned {problem}.*contract.py says"):
         of_sampler(replace(RIGHT, **parts))
@@ -196,7 +188,7 @@ def test_each_wrong_value_of_completions_is_named(parts, problem):
     {"mask": RIGHT.mask & SHORT, "truncated": ~RIGHT.truncated},  # a tool wrote the last token
     {"mask": RIGHT.mask & ~SHORT, "logp": torch.where(SHORT, 9.0, RIGHT.logp)},  # or the first ones
     {"mask": RIGHT.mask & SHORT, "lengths": RIGHT.lengths - 1},
-], ids=str)  # fmt: skip
+])  # fmt: skip
 def test_what_the_contract_allows_passes(parts):
     of_sampler(replace(RIGHT, **parts))
 

@@ -10,10 +10,10 @@ import sys
 import pytest
 from matplotlib.figure import Figure
 
-from engine.base import files, progress
+from engine.base import progress
 from engine.run import interrupt, logs
 from engine.run.curves import curves
-from tests.helpers.runs import go_on, metrics_of, run
+from tests.helpers.runs import go_on, metrics_of, run, written
 from tests.test_train import stop_after
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -50,8 +50,10 @@ def test_a_run_leaves_a_table_and_what_to_do_next(small, tmp_path, monkeypatch, 
     assert run(small, folder, f"{WORDS} --steps 5") == 0
     out, err = capsys.readouterr()
     assert out.startswith("CPPO on toy: qwen2, ") and "Each step: 1 question × 8 completions" in out
+    assert err == ""
     head, before, *lines = table(out)
-    scores = json.loads((folder / "summary.json").read_text())["before"]
+    summary = json.loads((folder / "summary.json").read_text())
+    scores = summary["before"]
     example = next(row for row in scores["examples"] if not row["correct"])
     assert head.endswith(f"tokens  {example['question']}  (right: {example['answer']}), greedy:")
     assert before.split()[:2] == ["before", f"{scores['sampled']['accuracy']:.2f}"]
@@ -61,16 +63,13 @@ def test_a_run_leaves_a_table_and_what_to_do_next(small, tmp_path, monkeypatch, 
     assert f"{(third + fourth) / 2:.1f}  " in lines[2] and max(map(len, lines)) <= 100
     assert ("\nBefore and after the run 4 test questions get a greedy and a sampled answer, as "
             "many completions as 2.0 steps. --eval_questions changes this; 0: none.\n") in out
-    changed = "{} accuracy {:.3f} → {:.3f}".format
-    summary = json.loads((folder / "summary.json").read_text())
-    words = [changed(part, scores[part]["accuracy"], summary["after"][part]["accuracy"])
-             for part in ("greedy", "sampled")]
-    for phrase in (f"On 4 test questions: {words[0]},\n  {words[1]},\n",
-                   f"model     {folder}/checkpoint-000005", f"look      {folder}/curves.png",
-                   "compare   python train.py --algorithm=grpo ",
-                   f"evaluate  python eval.py --model {folder}"):
-        assert phrase in out
-    assert err == ""
+    for part in ("greedy", "sampled"):
+        first, last = (each[part]["accuracy"] for each in (scores, summary["after"]))
+        assert f"{part} accuracy {first:.3f} → {last:.3f},\n" in out
+    for line in (f"model     {folder}/checkpoint-000005", f"look      {folder}/curves.png",
+                 "compare   python train.py --algorithm=grpo ",
+                 f"evaluate  python eval.py --model {folder}"):
+        assert line in out
 
     stop_after(4, monkeypatch)
     assert run(small, tmp_path / "halves", f"{WORDS} --steps 5") == 130
@@ -87,11 +86,12 @@ def test_a_run_leaves_a_table_and_what_to_do_next(small, tmp_path, monkeypatch, 
 def test_the_picture_is_called_as_the_last_lines_are(measure, tested, title, tmp_path, monkeypatch):
     rows = [{"questions": 2, "accuracy": a, "reward": r, "length": 9, "entropy": 1}
             for a, r in ((0.2, 3), (0.4, 5))]
-    (tmp_path / "metrics.jsonl").write_text(files.as_lines(rows))
+    written(tmp_path / "metrics.jsonl", rows)
     drawn = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **more: drawn.append(figure))
     curves(tmp_path, "cppo", measure, tested)
-    assert [axis.get_title() for axis in drawn[0].axes][0] == title and len(drawn[0].axes) == 3
+    axes = drawn[0].axes
+    assert axes[0].get_title() == title and len(axes) == 3
 
 
 def test_a_step_in_which_nothing_was_judged_has_a_line(capsys):

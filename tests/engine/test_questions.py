@@ -13,7 +13,6 @@ from engine.base import progress
 from engine.base.errors import UserError
 from engine.data.questions import (
     Questions,
-    begun,
     fingerprint,
     load_questions,
     numbers_of,
@@ -47,10 +46,9 @@ def one(tmp_path):
 def test_a_prompt_that_is_too_long_is_skipped_and_counted_never_cut(tokenizer, tmp_path):
     asked = ["1+1=?", "1+1+0=?", "1+1+0+0=?", "2=?"]
     path = str(written(tmp_path / "x.jsonl", [ONE | {"question": each} for each in asked]))
-    questions, (note,) = load_questions(path, tokenizer, max_prompt_tokens=7)
-    del asked[2]
-    assert [row["question"] for row in questions] == asked
-    assert [tokenizer.decode(row["prompt"]) for row in questions] == asked
+    questions, [note] = load_questions(path, tokenizer, max_prompt_tokens=7)
+    found = [(row["question"], tokenizer.decode(row["prompt"])) for row in questions]
+    assert found == [(each, each) for each in ("1+1=?", "1+1+0=?", "2=?")]
     assert "skipped 1 of 4" in note and "7 tokens" in note
     with pytest.raises(UserError, match="max_prompt_tokens"):
         load_questions(path, tokenizer, max_prompt_tokens=2)
@@ -120,24 +118,16 @@ def test_a_chat_goes_through_the_template_whole(tokenizer, template, chat, optio
     assert text == prompt + ("ssistant:" if prompt.endswith("A") else "")
 
 
-def test_the_completion_begins_with_what_a_prefilled_turn_has_begun():
-    for chat, begins in ((CHAT, ""), ([*CHAT, turn("assistant", "7=")], "7=")):
-        assert begun("u9-2=?;a" + begins, ONE | {"prompt": chat}) == begins
+SOLVED = "So 9-2=7: \\boxed{7}."
 
 
-SOLVED = turn("assistant", "So 9-2=7: \\boxed{7}.")
-
-
-@pytest.mark.parametrize("reward, last, stays", [
-    ("gsm8k_accuracy", SOLVED, False), ("gsm8k_accuracy", turn("assistant", "9-2="), True),
-    ("gsm8k_accuracy", turn("assistant", "\\boxed{8}"), True), ("gsm8k_accuracy", None, True),
-    ("number_accuracy", turn("assistant", "9-2=7"), False), ("format_reward", SOLVED, True),
-    ("own:pays_all", SOLVED, True), ("own:fails", SOLVED, True), ("own:part", SOLVED, True),
-    ("own:looks", SOLVED, False),
+@pytest.mark.parametrize("reward, last, shown", [
+    ("gsm8k_accuracy", SOLVED, ""), ("gsm8k_accuracy", "9-2=", "9-2="),
+    ("gsm8k_accuracy", "\\boxed{8}", "\\boxed{8}"), ("number_accuracy", "9-2=7", ""),
+    ("format_reward", SOLVED, SOLVED), ("own:pays_all", SOLVED, SOLVED),
+    ("own:fails", SOLVED, SOLVED), ("own:part", SOLVED, SOLVED), ("own:looks", SOLVED, ""),
 ])
-def test_a_last_turn_that_is_paid_by_itself_is_not_shown(
-    tokenizer, reward, last, stays, tmp_path
-):
+def test_a_last_turn_that_is_paid_by_itself_is_not_shown(tokenizer, reward, last, shown, tmp_path):
     (tmp_path / "own.py").write_text(
         "def pays_all(completions, **columns): return [1 for text in completions]\n"
         "def fails(completions, **columns): return [1 / 0]\n"
@@ -145,19 +135,14 @@ def test_a_last_turn_that_is_paid_by_itself_is_not_shown(
         "def looks(completions, answer, **columns):\n"
         "    return [float(a in text) for text, a in zip(completions, answer)]\n")
     [loaded] = load_rewards([reward.replace("own:", f"{tmp_path}/own.py:")])
-    chat = [*CHAT, last] if last else CHAT
+    chat = [*CHAT, turn("assistant", last)]
     row = {"question": "9-2=?", "answer": "7", "prompt": chat}
     tokenizer.chat_template = TURNS
     is_right = partial(right_alone, loaded)
     first = Questions([row], "toy", tokenizer, "", is_right=is_right).first()
-    assert first["prompt"] == tokenizer(text_of(chat if stays else CHAT)).input_ids
-    assert first["begun"] == (last["content"] if stays and last else "")
+    text = "u9;a9;u9-2=?;a"
+    assert first["prompt"] == tokenizer(text + shown).input_ids and first["begun"] == shown
     assert row["prompt"] == chat
-
-
-def text_of(chat):
-    text = "".join(f"{each['role'][0]}{each['content']};" for each in chat)
-    return text[:-1] if chat[-1]["role"] == "assistant" else f"{text}a"
 
 
 def test_training_and_evaluation_say_that_a_chat_shows_its_answer(small, tmp_path, capsys):
@@ -167,11 +152,11 @@ def test_training_and_evaluation_say_that_a_chat_shows_its_answer(small, tmp_pat
     progress.note_once.cache_clear()
     run(small, tmp_path / "run", f"--dataset {data} --eval_dataset {data} --steps 1 --group_size 4 "
         "--max_new_tokens 4 --questions_per_step 2")
-    assert "chats end with a turn of the assistant that is paid by" in capsys.readouterr().out
     progress.note_once.cache_clear()
     evaluation.main(["--model", f"{tmp_path}/run"])
-    assert "chats end with a turn of the assistant that is paid by" in capsys.readouterr().out
     progress.note_once.cache_clear()
+    _, of_run, of_evaluation = capsys.readouterr().out.split(
+        "chats end with a turn of the assistant that is paid by")
     scores = json.loads((tmp_path / "run/eval-sft.json").read_text())
     assert scores["sampled"]["accuracy"] < 1
 
@@ -239,8 +224,7 @@ def test_a_question_of_a_hub_without_an_answer_is_skipped_and_reported(tokenizer
 
 
 def test_the_order_of_each_epoch_is_that_of_pythons_shuffle_however_it_is_cut():
-    expected = []
-    taken = []
+    expected, taken = [], []
     for epoch in range(3):
         order = list(range(7))
         random.Random(f"1 {epoch}").shuffle(order)
@@ -290,8 +274,8 @@ def test_a_run_keeps_the_names_of_columns_and_asks_the_next_question_instead(sma
     with pytest.raises(UserError, match=r"with --columns \[.question=q., .answer=true.a.\], not"):
         go_on(folder, "--columns question=q answer=q")
     assert go_on(folder, "--steps 9") == 0
-    asked = [row["questions"] for row in metrics_of(folder)]
+    *asked, last = [row["questions"] for row in metrics_of(folder)]
     summary = json.loads((folder / "summary.json").read_text())
-    assert asked[:-1] == [2] * (len(asked) - 1) and 0 < asked[-1] <= 2
-    assert summary["position"] == sum(asked) + summary["skipped_questions"] >= 12
-    assert summary["skipped_questions"] >= 6
+    assert {*asked} == {2} and 0 < last <= 2
+    skipped = summary["skipped_questions"]
+    assert summary["position"] == sum(asked) + last + skipped >= 12 and skipped >= 6

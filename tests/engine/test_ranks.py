@@ -65,11 +65,9 @@ def six_completions(device, scale=1.0):
     generator = seeded(0)
     prompts = [[6 + i, 16, 7, 18, 19] * (1 + i % 2) for i in range(6)]
     tokens = torch.randint(2, 22, (6, 9), generator=generator)
-    lengths = torch.tensor([1, 9, 3, 8, 2, 5])
+    mask = completion_mask(tokens, torch.tensor([1, 9, 3, 8, 2, 5]))
     advantages = scale * torch.randn(6, generator=generator)
-    mask = completion_mask(tokens, lengths)
-    advantages = advantages.to(device)
-    return Batch(prompts, tokens.to(device), mask, advantages)
+    return Batch(prompts, tokens.to(device), mask, advantages.to(device))
 
 
 def own_share(name):
@@ -245,9 +243,9 @@ def test_one_process_goes_on_from_the_checkpoint_of_several(small, two, tmp_path
         saved_update(*alone, tmp_path, step)
     saved_update(*fixed(small, "cppo", "none", two / "run"), two / "run", step=2)
     for step in (1, 2):
-        file = f"checkpoint-{step:06d}/model.safetensors"
-        expected = load_file(tmp_path / file)
-        found = load_file(two / "run" / file)
+        expected, found = (
+            load_file(run / f"checkpoint-{step:06d}/model.safetensors")
+            for run in (tmp_path, two / "run"))
         assert expected.keys() == found.keys()
         for name in expected:
             # AdamW makes much of a gradient that is all rounding
@@ -302,15 +300,14 @@ def some_rewards():
 
 def test_each_rank_cuts_its_completions_at_random_places_of_its_own(monkeypatch):
     """NAT trains on random prefixes."""
+    drawn = a_rollout(torch.zeros(1, 8), torch.full((1, 8), 99))
+    monkeypatch.setattr("rollout.roll_out", lambda *_, **__: drawn)
+    algorithm = resolve("grpo", shortest_prefix=0.1)
     found = []
-    monkeypatch.setattr(
-        "rollout.roll_out", lambda *_, **__: a_rollout(torch.zeros(1, 8), torch.full((1, 8), 99)))
     for number in (0, 0, 1):
         monkeypatch.setattr(ranks, "rank", lambda number=number: number)
-        algorithm = resolve("grpo", shortest_prefix=0.1)
-        rng = random.Random(1)
-        drawn = sample_and_score([], None, algorithm, [], None, rng, None)
-        found.append(drawn.prefix_weights.tolist())
+        cut = sample_and_score([], None, algorithm, [], None, random.Random(1), None)
+        found.append(cut.prefix_weights.tolist())
     assert found[0] == found[1] != found[2]
 
 

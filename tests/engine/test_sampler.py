@@ -116,23 +116,20 @@ def test_a_gpu_records_a_step_for_each_width_and_whenever_half_of_the_rows_have_
     _, drawn = run(loaded, group=16, max_new_tokens=40)
     prompts, first, *recorded = passes
     assert (prompts, first) == (3, 48)  # the first step prepares, and is not recorded
-    steps = drawn.lengths.max() - 1
-    assert len(habits) == len(recorded)
+    steps = 1 + sum(graph.replays for graph in habits)
     # each is repeated until another is recorded; the last tokens are those of no completion
-    assert steps <= 1 + sum(graph.replays for graph in habits) < steps + 4
-    widths = set()
+    assert 0 <= steps - (drawn.lengths.max() - 1) < 4
     longest = len(loaded[1].encode(PROMPTS[0]))
-    expected = []
-    running = 48
-    for t in range(2, 2 + sum(graph.replays for graph in habits)):
+    running, widths, expected = 48, set(), []
+    for t in range(2, steps + 1):
         going_on = int((drawn.lengths > t).sum())
         if t % 4 == 0 and going_on <= running / 2:
             running, widths = going_on, set()
-        width = -(-(longest + t) // 16)
+        width = (longest + t - 1) // 16
         if width not in widths:
             widths.add(width)
             expected.append(running)
-    assert recorded == expected and len({*recorded}) > 1 and len(recorded) > len({*recorded})
+    assert recorded == expected and len(habits) == len(recorded) > len({*recorded}) > 1
 
 
 @pytest.mark.parametrize("habits", ["gpu"], indirect=True)
@@ -155,27 +152,26 @@ def test_a_model_that_asks_the_device_is_sampled_without_a_graph_and_the_user_is
     assert "sampling is slow" in line and "not permitted" in line
 
 
-def test_after_a_refresh_and_with_adapters_the_new_weights_are_sampled(loaded):
+@pytest.mark.parametrize("change", ["refresh", "adapters"])
+def test_after_a_refresh_and_with_adapters_the_new_weights_are_sampled(loaded, change):
     model, tokenizer = loaded
     sampler = Sampler(copy.deepcopy(model), tokenizer, copy=True)
     prompts, how = [tokenizer.encode(prompt) for prompt in PROMPTS], Sampling(20)
     before = sampler.sample(prompts, 4, how, 3)
-    rows = [prompt for prompt in prompts for _ in range(4)]
-    with torch.no_grad():
-        for p in model.parameters():
-            p.mul_(1.1)
-    sampler.free_memory()
-    assert not any(p.untyped_storage().nbytes() for p in sampler.model.parameters())
-    sampler.refresh(shards.whole_weights(model, sampler.dtype))
     torch.manual_seed(0)
-    for adapter in (False, True):
-        if adapter:
-            model.add_adapter(LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
-            sampler = Sampler(model, tokenizer)
-        drawn = sampler.sample(prompts, 4, how, 3)
-        assert drawn.tokens.tolist() != before.tokens.tolist()
-        scored = completion_logprobs(model, rows, drawn.tokens, drawn.mask)
-        assert_close(scored, drawn.logp, rtol=1e-4, atol=1e-5)
+    if change == "adapters":
+        model.add_adapter(LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+        sampler = Sampler(model, tokenizer)
+    else:
+        for p in model.parameters():
+            p.data.mul_(1.1)
+        sampler.free_memory()
+        sampler.refresh(shards.whole_weights(model, sampler.dtype))
+    drawn = sampler.sample(prompts, 4, how, 3)
+    assert drawn.tokens.tolist() != before.tokens.tolist()
+    rows = [prompt for prompt in prompts for _ in range(4)]
+    scored = completion_logprobs(model, rows, drawn.tokens, drawn.mask)
+    assert_close(scored, drawn.logp, rtol=1e-4, atol=1e-5)
 
 
 def forgetful(loaded, monkeypatch, room):

@@ -1,6 +1,8 @@
 """Chat templates that open a thought in the prompt: the rewards see the completion as if it began
 with what was opened."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -79,26 +81,24 @@ def test_train_and_eval_judge_the_answer_after_the_thought_that_the_prompt_opene
     loaded, tmp_path, monkeypatch
 ):
     """A sampler answers every question rightly, then cut off, and so on."""
-    folder = tmp_path / "model"
-    out = tmp_path / "out"
-    data = tmp_path / "x.jsonl"
+    monkeypatch.chdir(tmp_path)
     model, tokenizer = loaded
     tokenizer.chat_template = "{{ messages[-1]['content'] + '<think>\\n' }}"
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    for part in loaded:
+        part.save_pretrained("model")
     monkeypatch.setattr(Sampler, "sample", lambda self, prompts, k, *_: completions_of(
-        tokenizer, [(RIGHT, CUT_OFF)[i % 2] for _ in prompts for i in range(k)]))
-    written(data, [ROW] * 8)
-    run(folder, out, f"--dataset {data} --eval_dataset {data} --steps 1 --group_size 4 "
+        tokenizer, ([RIGHT, CUT_OFF] * k)[:k] * len(prompts)))
+    written(tmp_path / "x.jsonl", [ROW] * 8)
+    run("model", "out", "--dataset x.jsonl --eval_dataset x.jsonl --steps 1 --group_size 4 "
         "--rewards gsm8k_accuracy format_reward --questions_per_step 2 --max_new_tokens 40")
-    [row] = metrics_of(out)
+    [row] = metrics_of(Path("out"))
     # half of all are right: 2.0 and 1.0; the other half says nothing but an open thought
     assert row["reward/gsm8k_accuracy"] == 1.0 and row["reward/format_reward"] == 0.5
-    words = f"--model {folder} --max_new_tokens 40 --output_dir {out} --samples 4"
-    evaluation.main(f"{words} --benchmark {data}".split())
-    _, answers = evaluation.read_answers(out / "eval-x.jsonl")
-    assert [r["completion"] for r in answers["sampled"]] == TEXTS * 16
-    assert [r["correct"] for r in answers["sampled"]] == [True, False] * 16
+    words = "--model model --max_new_tokens 40 --output_dir out --samples 4 --benchmark x.jsonl"
+    evaluation.main(words.split())
+    _, answers = evaluation.read_answers(Path("out/eval-x.jsonl"))
+    found = [(each["completion"], each["correct"]) for each in answers["sampled"]]
+    assert found == [*zip(TEXTS, (True, False))] * 16
 
 
 # --- special tokens ---

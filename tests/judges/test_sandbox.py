@@ -85,30 +85,66 @@ def errors(codes, head="", **options):
 # --- what a program may do, and what counts as an error ---
 
 
-ORDINARY = [
-    "",
-    "if __name__ == '__main__': print('main')",
-    "import sys; sys.setrecursionlimit(5000)\ndef f(n): return n and f(n - 1)\nf(4000)",
-    "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int = 1\nassert A() == A(1)",
-    "import asyncio\nasync def f(): await asyncio.sleep(0)\nasyncio.run(f())",
-    "from concurrent.futures import ThreadPoolExecutor as T\nwith T(16) as t: assert "
-    "len(list(t.map(sorted, ['ab'] * 999))) == 999",
-    "import array, csv, unicodedata, unittest, zoneinfo",  # none of them loaded before
-    "import pickle\nclass A: pass\npickle.loads(pickle.dumps(A()))",
-    "open('a', 'w').write('b'); import os; os.mkdir('c'); os.rename('a', 'c/d'); assert "
-    "open('c/d').read() == 'b'; os.remove('c/d')",
-    "import tempfile; tempfile.TemporaryFile().write(b'a'); open('/dev/null', 'w').write('a')",
-    "from __future__ import annotations\ndef f(x: nothing): pass",
-    "import sys; sys.stdout = None",
-    "import os; os.close(0); os.close(1); os.close(2); print('a')",
-    "import sys; sys.exit()",
-    "import sys; sys.exit(False)",  # Python takes it for 0
-    "raise SystemExit",
-    "def main():\n    if True: exit(0)\nmain()",
-    "quit(None)",
-    "import ctypes; assert ctypes.CDLL(None).abs(-1) == 1",
-    "import gc, sys; assert gc.get_objects(); sys.settrace(lambda *a: None)\ndef f(): pass\nf()",
-]
+ORDINARY = """
+if __name__ == '__main__': print('main')
+
+import sys; sys.setrecursionlimit(5000)
+def f(n): return n and f(n - 1)
+f(4000)
+
+from dataclasses import dataclass
+@dataclass
+class A:
+    x: int = 1
+assert A() == A(1)
+
+import asyncio
+async def f(): await asyncio.sleep(0)
+asyncio.run(f())
+
+from concurrent.futures import ThreadPoolExecutor as T
+with T(16) as t: assert len(list(t.map(sorted, ['ab'] * 999))) == 999
+
+import array, csv, unicodedata, unittest, zoneinfo  # none of them loaded before
+
+import pickle
+class A: pass
+pickle.loads(pickle.dumps(A()))
+
+import os
+open('a', 'w').write('b')
+os.mkdir('c')
+os.rename('a', 'c/d')
+assert open('c/d').read() == 'b'
+os.remove('c/d')
+
+import tempfile; tempfile.TemporaryFile().write(b'a'); open('/dev/null', 'w').write('a')
+
+from __future__ import annotations
+def f(x: nothing): pass
+
+import sys; sys.stdout = None
+
+import os; os.close(0); os.close(1); os.close(2); print('a')
+
+import sys; sys.exit()
+
+import sys; sys.exit(False)  # Python takes it for 0
+
+raise SystemExit
+
+def main():
+    if True: exit(0)
+main()
+
+quit(None)
+
+import ctypes; assert ctypes.CDLL(None).abs(-1) == 1
+
+import gc, sys; assert gc.get_objects(); sys.settrace(lambda *a: None)
+def f(): pass
+f()
+""".strip().split("\n\n")
 
 
 OUTPUT = {
@@ -165,7 +201,7 @@ ERRORS = {
 
 
 def test_how_programs_end():
-    expected = dict.fromkeys(ORDINARY, "None") | ERRORS
+    expected = dict.fromkeys(["", *ORDINARY], "None") | ERRORS
     for code, error in errors(expected).items():
         error = str(error)
         assert error.startswith(expected[code]), (code[:200], error)
@@ -175,39 +211,48 @@ def test_how_programs_end():
 # --- time, memory, output, files ---
 
 
-ENDLESS = [
-    "9 ** 9 ** 9",  # inside C, where no signal handler runs
-    "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
-    "import signal\nfor s in signal.valid_signals() - {9, 19}: signal.signal(s, signal.SIG_IGN)\n"
-    "while True: pass",
-    "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n"
-    "while True: pass",
-    "import threading\nfor _ in range(8): threading.Thread(target=lambda: [0 for _ in "
-    "iter(int, 1)]).start()",
-    "class E(Exception):\n    def __str__(self):\n        while True: pass\nraise E",
-    "import atexit, time; atexit.register(time.sleep, 1e6)",
-]
+ENDLESS = """
+9 ** 9 ** 9  # inside C, where no signal handler runs
+
+while True:
+    try:
+        while True: pass
+    except BaseException: pass
+
+import signal
+for s in signal.valid_signals() - {9, 19}: signal.signal(s, signal.SIG_IGN)
+while True: pass
+
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+while True: pass
+
+import threading
+for _ in range(8): threading.Thread(target=lambda: [0 for _ in iter(int, 1)]).start()
+
+class E(Exception):
+    def __str__(self):
+        while True: pass
+raise E
+
+import atexit, time; atexit.register(time.sleep, 1e6)
+""".strip().split("\n\n")
 
 
 def test_a_program_that_never_ends_is_ended():
     assert errors(ENDLESS, timeout=0.9) == dict.fromkeys(ENDLESS, "timeout")
 
 
-WORK = "import time\nwhile time.process_time() < 0.5: pass"
-
-
 @pytest.mark.parametrize("code, timeout, error", [
     # one that ends after its limit, before the kernel would end it; it has time to wait, and not
     # for ever
-    (WORK, 0.3, "timeout"),
-    ("import time; time.sleep(0.5); print(1)", 0.1, None),
-    ("import time; time.sleep(1e6)", 0.1, "timeout"),
-    ("import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 2))\nwhile True: pass", 9,
-     "timeout"),
+    ("while time.process_time() < 0.5: pass", 0.3, "timeout"),
+    ("time.sleep(0.5)", 0.1, None), ("time.sleep(1e6)", 0.1, "timeout"),
+    ("resource.setrlimit(resource.RLIMIT_CPU, (1, 2))\nwhile True: pass", 9, "timeout"),
 ])
 def test_the_limit_is_on_the_time_of_the_processor(code, timeout, error):
     start = time.monotonic()
-    assert run_python(code, timeout=timeout).error == error
+    assert run_python(f"import resource, time\n{code}", timeout=timeout).error == error
     assert time.monotonic() - start < 50
 
 
@@ -380,26 +425,61 @@ def test_the_folder_is_removed_whatever_it_holds(tmp_path):
 
 # --- the report on how it went ---
 
-LEAVE = "\nos._exit(0)"
-MEDDLING = [
-    "import os, sys; sys.stdout.flush()" + LEAVE,
-    # messages of the server's own kind on every descriptor
-    'import os\nfor fd in range(256):\n    try: os.write(fd, b\'{"ok": true, "stdout": "", '
-    '"error": null}\\n\')\n    except OSError: 0' + LEAVE,
-    "import os\nfor fd in range(256):\n    try: os.write(fd, b'')\n    except OSError: 0" + LEAVE,
-    "import os\nos.dup2(1, 3)" + LEAVE,
-    "import os\nos.dup2(3, 1); print('a', flush=True)" + LEAVE,
-    "import os; os.closerange(0, 256)" + LEAVE,
-    "import os; os.closerange(0, 256)\nwhile True: pass",
-    "import os\nwhile True: os.write(3, b'0' * 99)",
-    # the functions around the program replaced
-    "import os\nos._exit = lambda code: None\n1 / 0",
-    "import builtins, os\nos.write = lambda *a: 0\nbuiltins.BaseException = int\n1 / 0",
-    "import builtins, os\nfor name in dir(builtins): setattr(builtins, name, None)\n1 / 0",
-    "import os, threading\nthreading._shutdown = lambda: os._exit(0)",
-    "import atexit, os\natexit.register(os._exit, 0)\n1 / 0",
-    "import os; os.execv('/bin/true', ['true'])",
-]  # fmt: skip
+MEDDLING = """
+import os, sys; sys.stdout.flush()
+os._exit(0)
+
+import os  # messages of the server's own kind on every descriptor
+for fd in range(256):
+    try: os.write(fd, b'{"ok": true, "stdout": "", "error": null}\\n')
+    except OSError: 0
+os._exit(0)
+
+import os
+for fd in range(256):
+    try: os.write(fd, b'')
+    except OSError: 0
+os._exit(0)
+
+import os
+os.dup2(1, 3)
+os._exit(0)
+
+import os
+os.dup2(3, 1); print('a', flush=True)
+os._exit(0)
+
+import os; os.closerange(0, 256)
+os._exit(0)
+
+import os; os.closerange(0, 256)
+while True: pass
+
+import os
+while True: os.write(3, b'0' * 99)
+
+import os  # from here on: the functions around the program are replaced
+os._exit = lambda code: None
+1 / 0
+
+import builtins, os
+os.write = lambda *a: 0
+builtins.BaseException = int
+1 / 0
+
+import builtins, os
+for name in dir(builtins): setattr(builtins, name, None)
+1 / 0
+
+import os, threading
+threading._shutdown = lambda: os._exit(0)
+
+import atexit, os
+atexit.register(os._exit, 0)
+1 / 0
+
+import os; os.execv('/bin/true', ['true'])
+""".strip().split("\n\n")
 
 
 def test_a_program_that_meddles_with_its_report_is_not_ok_and_harms_nobody():

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.base import files
 from engine.base.errors import UserError
 from engine.run import curves
+from tests.helpers.runs import written
 from tests.test_eval import go
 from tools.compare import main
 
@@ -18,30 +18,21 @@ def test_completions_of_another_program_are_scored(tmp_path, capsys):
     many = [{"question": a, "answer": f"#### {a}", "completions": c} for a, c in answers.items()]
     single = [{"question": a, "answer": a, "completion": x} for a, c in answers.items() for x in c]
     right = {"accuracy": 0.5, "samples": 3, "questions": 2, "pass@2": 5 / 6, "maj@3": 0.5}
-    path = tmp_path / "x.jsonl"
     for rows in (many, single[::2] + single[1::2]):
-        path.write_text(files.as_lines(rows))
-        main([str(path)])
+        main([str(written(tmp_path / "x.jsonl", rows))])
         shown = capsys.readouterr().out
         assert "  avg@3    0.500" in shown and "judged by gsm8k_accuracy" in shown
         found = json.loads((tmp_path / "scored-x.json").read_text())["sampled"]
         assert {name: found[name] for name in right} == pytest.approx(right)
 
 
-@pytest.mark.parametrize("judge, answer, completions, majority", [
-    ("math_accuracy", "(1, 2)", ["\\boxed{(0,0)}", "\\boxed{(1,2)}", "\\boxed{(0,0)}",
-                                 "\\boxed{(1, 2)}", "\\boxed{\\left(1,2\\right)}"], 1.0),
-    ("number_accuracy", "7", ["so 7", "3 + 4 = 7", "we get 7", "it is <answer>8</answer>"], 1.0),
-    ("number_accuracy", "7", ["so 8", "3 + 4 = 8", "we get 8.0", "7", "7"], 0.0),
-])
-def test_a_majority_is_of_answers_that_are_right_and_not_of_spellings(
-    judge, answer, completions, majority, tmp_path
-):
-    row = {"question": "1", "answer": answer, "completions": completions}
-    (tmp_path / "x.jsonl").write_text(files.as_lines([row]))
-    main([f"{tmp_path}/x.jsonl", "--judge", judge])
-    found = json.loads((tmp_path / "scored-x.json").read_text())["sampled"]
-    assert found[f"maj@{len(completions)}"] == majority
+def test_a_majority_is_of_answers_that_are_right_and_not_of_spellings(tmp_path):
+    texts = ["\\boxed{(0,0)}", "\\boxed{(1,2)}", "\\boxed{(0,0)}", "\\boxed{(1, 2)}",
+             "\\boxed{\\left(1,2\\right)}"]
+    rows = [{"question": "1", "answer": "(1, 2)", "completions": texts}]
+    path = written(tmp_path / "x.jsonl", rows)
+    main([str(path), "--judge", "math_accuracy"])
+    assert json.loads((tmp_path / "scored-x.json").read_text())["sampled"]["maj@5"] == 1.0
 
 
 def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, capsys):
@@ -66,18 +57,18 @@ def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, cap
 
 def fake_run(folder, verdicts, steps=30, algorithm="cppo", seed=1, questions="?", **metrics):
     """A finished run that answered its test questions with these verdicts."""
-    rows = [{"step": step, "questions": 4, "completions": 64, "accuracy": step / steps,
-             "length": 9.0, "entropy": None, "seconds/total": 3.5} | metrics
+    usual = {"questions": 4, "completions": 64, "length": 9.0, "entropy": None,
+             "seconds/total": 3.5}
+    rows = [usual | {"step": step, "accuracy": step / steps} | metrics
             for step in range(1, steps + 1)]
     answers = [{"setting": {"model": folder, "judge": "toy_accuracy"}}]
     answers += [{"part": part, "index": i, "question": f"{i}{questions}", "correct": verdict}
                 for part in ("greedy", "sampled") for i, verdict in enumerate(verdicts)]
-    Path(folder).mkdir()
-    content = {"metrics.jsonl": rows, "answers.jsonl": answers, "summary.json": [{}]}
-    for name, lines in content.items():
-        Path(folder, name).write_text(files.as_lines(lines))
     options = {"algorithm": algorithm, "seed": seed, "output_dir": folder}
-    Path(folder, "run.json").write_text(json.dumps(options))
+    written(Path(folder, "metrics.jsonl"), rows)
+    written(Path(folder, "answers.jsonl"), answers)
+    written(Path(folder, "summary.json"), [{}])
+    written(Path(folder, "run.json"), [options])
 
 
 @pytest.fixture
@@ -106,15 +97,14 @@ def test_runs_are_compared_by_their_test_questions_and_by_the_clock(
         "completions          a     1,920", "                     b       640  0.33 times",
         "questions            a       120", "                     b        40  0.33 times",
         "written: compared.png"]
-    [(figure, path)] = drawn
-    accuracy, *_, own = figure.axes
-    assert path == Path("compared.png") and own.get_title() == "own/x" and not own.lines
-    assert accuracy.get_xlabel() == "seconds of training"
-    assert [line.get_xdata()[-1] for line in accuracy.lines] == [105, 35]
-    assert [line.get_color() for line in accuracy.lines] == [curves.CPPO, curves.GRPO]
     main(["a", "b", "--x", "completions", "--output_dir", "new"])
-    figure, path = drawn[1]
-    assert figure.axes[0].lines[0].get_xdata()[-1] == 1920 and path == Path("new/compared.png")
+    for ends, label in (([105, 35], "seconds of training"), ([1920, 640], "completions")):
+        figure, path = drawn.pop(0)
+        accuracy, *_, own = figure.axes
+        assert accuracy.get_xlabel() == label and own.get_title() == "own/x" and not own.lines
+        assert [line.get_xdata()[-1] for line in accuracy.lines] == ends
+        assert [line.get_color() for line in accuracy.lines] == [curves.CPPO, curves.GRPO]
+    assert path == Path("new/compared.png")
 
 
 def test_runs_that_differ_only_in_the_seed_are_one_line_with_a_band(tmp_path, monkeypatch, drawn):
@@ -123,11 +113,12 @@ def test_runs_that_differ_only_in_the_seed_are_one_line_with_a_band(tmp_path, mo
         fake_run(f"run-{seed}", [True], seed=seed, accuracy=accuracy)
     fake_run("other", [True], algorithm="cppo_published")
     main(["run-1", "run-2", "other", "run-3"])
-    figure, _ = drawn[0]
+    [(figure, _)] = drawn
     accuracy = figure.axes[0]
     assert [line.get_linestyle() for line in accuracy.lines] == ["-", "--"]
     assert accuracy.lines[0].get_ydata() == pytest.approx([0.4] * 30)
-    assert {round(y, 6) for _, y in accuracy.collections[0].get_paths()[0].vertices} == {0.2, 0.7}
+    [band] = accuracy.collections[0].get_paths()
+    assert {round(y, 6) for _, y in band.vertices} == {0.2, 0.7}
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == ["run-1 and 2 other seeds", "other"]
 

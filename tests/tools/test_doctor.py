@@ -123,19 +123,20 @@ def test_each_limit_from_both_sides(name, healthy, faulty, what, more, tmp_path)
         named_first(logged(tmp_path, **more | {name: value}), expected)
 
 
-def test_cppo_whose_completions_become_short_is_told_of_the_token_mean(tmp_path):
-    for algorithm, keep, rate, told in [
-        ("cppo", "largest_abs", 0.75, True), ("grpo", "largest_abs", 0.75, True),
-        ("cppo_published", "largest_abs", 0.75, False), ("cppo", "random", 0.75, False),
-        ("cppo", "largest_abs", 0.0, False), ("grpo", "all", 0.0, False),
-    ]:
-        options = {"algorithm": algorithm, "keep": keep, "pruning_rate": rate}
-        first = logged(tmp_path, length=change(9.0, 4.0), options=options)[0]
-        assert first.startswith("The length collapses")
-        assert ("cppo_published --keep largest_abs" in first) == told
-        named_first(logged(tmp_path, length=change(9.0, 6.5), options=options), None)
-        short = logged(tmp_path, length=change(9.0, 6.2), options=options)
-        named_first(short, "The length collapses" if told else None)
+@pytest.mark.parametrize("algorithm, keep, rate, told", [
+    ("cppo", "largest_abs", 0.75, True), ("grpo", "largest_abs", 0.75, True),
+    ("cppo_published", "largest_abs", 0.75, False), ("cppo", "random", 0.75, False),
+    ("cppo", "largest_abs", 0.0, False), ("grpo", "all", 0.0, False),
+])
+def test_cppo_whose_completions_become_short_is_told_of_the_token_mean(
+    algorithm, keep, rate, told, tmp_path
+):
+    options = {"algorithm": algorithm, "keep": keep, "pruning_rate": rate}
+    for length, collapses in ((4.0, True), (6.2, told), (6.5, False)):
+        found = logged(tmp_path, length=change(9.0, length), options=options)
+        named_first(found, "The length collapses" if collapses else None)
+        if collapses:
+            assert ("cppo_published --keep largest_abs" in found[0]) == told
 
 
 def paid(*answers, **more):
@@ -178,21 +179,19 @@ def test_a_form_that_is_never_met_is_shown_by_the_nearest_completion(
     reward, completion, what, tmp_path
 ):
     """Also if the accuracy rises."""
-    never = {f"reward/{reward}": 0.0}
-    [finding] = logged(tmp_path, completions=["2", completion], accuracy=RISES, **never)
+    texts = ["2", completion]
+    [finding] = logged(tmp_path, completions=texts, accuracy=RISES, **{f"reward/{reward}": 0.0})
     assert finding.startswith(f"The format is never met. The nearest completion {what}. Seen in 10")
     assert f"as {completion!r}" in finding
 
 
 def test_the_gap_within_a_group():
-    """Three completions of one question. They share 2 tokens, 3 tokens and none with the first one,
-    which is as far from itself as 0."""
+    """Two completions of one question begin with 2 and with 3 tokens of the first one, a third one
+    with none."""
     tokens = torch.tensor([[5, 6, 7, 0], [5, 6, 8, 9], [5, 6, 7, 0], [4, 6, 7, 8]])
-    logp = torch.tensor([[-1.0, -2.0, -3.0, 0], [-1.5, -2.5, -9, -9], [-1.0, -2.0, -3.6, 0],
-                         [-5.0, -9, -9, -9]])
-    mask = tokens > 0
-    rollout = a_rollout(torch.zeros(1, 4), mask.sum(1).view(1, 4), tokens=tokens, logp=logp,
-                        mask=mask)
+    logp = torch.tensor([
+        [-1, -2, -3, 0], [-1.5, -2.5, -9, -9], [-1, -2, -3.6, 0], [-5, -9, -9, -9]])
+    rollout = a_rollout(torch.zeros(1, 4), tokens=tokens, logp=logp, mask=tokens > 0)
     assert group_gap(rollout).item() == pytest.approx(0.5 + 0.2, abs=1e-6)
 
 
