@@ -17,7 +17,16 @@ import torch
 
 from cppo import batch_rows, cppo_loss, keep_count, prune, prune_below, prune_pooled
 from grpo import group_advantages
-from tests.helpers.examples import F64, TinyPolicy, assert_loss, by_loop, mask_of, ours, seeded
+from tests.helpers.examples import (
+    F64,
+    TinyPolicy,
+    assert_loss,
+    by_loop,
+    mask_of,
+    ours,
+    per_completion,
+    seeded,
+)
 
 # --- how many are kept: k = ⌊G (1 − P)⌋ -----------------------------------------------------------
 
@@ -103,26 +112,25 @@ def test_the_loss_and_its_gradient_equal_a_sum_over_the_kept_completions(options
     completions are empty.
     """
     Q, G, T, k = 3, 4, 5, 2
-    rewards = torch.tensor(rewards, dtype=F64)
-    lengths = torch.tensor([[3, 5, 0, 1], [2, 4, 5, 0], [1, 2, 3, 4]])
+    mask = mask_of([3, 5, 0, 1, 2, 4, 5, 0, 1, 2, 3, 4])
     logp, old_logp, ref_logp = torch.randn(3, Q * G, T, generator=seeded(6), dtype=F64) / 3 - 1
     logp.requires_grad_()
     reference = {"ref_logp": ref_logp} if options["beta"] else {}
 
-    A, weights = torch.zeros(Q, G, dtype=F64), torch.zeros(Q, G, T, dtype=F64)
-    for q, group in enumerate(rewards.tolist()):
+    A, weights = [], torch.zeros(Q * G, T, dtype=F64)
+    for q, group in enumerate(rewards):
         mean, std = statistics.fmean(group), statistics.stdev(group)
-        A[q] = torch.tensor([(r - mean) / (std + 1e-4) for r in group])
-        for i in kept_by_hand(A[q].tolist(), k):
-            n = lengths[q, i]
-            weights[q, i, :n] = 1 / (Q * k * n)
+        own = [(r - mean) / (std + 1e-4) for r in group]
+        A += own
+        for i in kept_by_hand(own, k):
+            row = q * G + i
+            weights[row] = per_completion(mask)[row] * G / k  # 1 / (Q k |o_i|)
     expected = by_loop(
-        weights.view(Q * G, T), advantages=A.flatten(), logps=(logp, old_logp), **reference,
+        weights, advantages=torch.tensor(A, dtype=F64), logps=(logp, old_logp), **reference,
         **options)
 
-    advantages = group_advantages(rewards)
+    advantages = group_advantages(torch.tensor(rewards, dtype=F64))
     rows = batch_rows(prune(advantages, k), G)
-    mask = mask_of(lengths.flatten().tolist())
     reference = {name: x[rows] for name, x in reference.items()}
     loss, _ = cppo_loss(
         logp[rows], old_logp[rows], advantages.flatten()[rows], mask[rows], **reference, **options)

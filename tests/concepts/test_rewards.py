@@ -73,41 +73,25 @@ def test_no_wrong_answer_is_paid_and_a_right_one_is_unless_its_form_is_strict_by
         assert case["right"] and not strict or not any(paid), case
 
 
-def column(file, name):
+@pytest.mark.parametrize("file, reward, most", [
+    ("gsm8k_train.jsonl", gsm8k_accuracy, 2.0), ("gsm8k_train.jsonl", math_accuracy, 1.0),
+    ("gsm8k_test.jsonl", gsm8k_accuracy, 2.0), ("gsm8k_test.jsonl", math_accuracy, 1.0),
+    *(pytest.param(f"{name}.jsonl", math_accuracy, 1.0, marks=pytest.mark.slow)
+      for name in ("math500", "amc23", "aime24")),
+])
+def test_each_gold_answer_of_a_data_set_pays_for_itself_and_not_for_its_neighbour(
+    file, reward, most
+):
     if not DATA:
         pytest.skip(f"needs CPPO_DATA: the folder of {file}")
-    return [json.loads(line)[name] for line in Path(DATA, file).open(encoding="utf-8")]
-
-
-def assert_each_pays_for_itself_and_not_for_its_neighbour(reward, most, answers, others, solutions):
-    """answers, others: the right ones, in two forms."""
-    assert reward(answers, solutions) == [most] * len(solutions)
-    paid = reward([*others[1:], others[0]], solutions)
-    for number, value in enumerate(paid):
-        same = plain(solutions[number]) == plain(solutions[(number + 1) % len(solutions)])
-        assert value == most * same, solutions[number]
-
-
-def plain(gold):
-    _, hashes, number = gold.rpartition("####")
-    return number.strip().replace(",", "") if hashes else gold.removeprefix("x=")
-
-
-@pytest.mark.parametrize("file", ["gsm8k_train.jsonl", "gsm8k_test.jsonl"])
-@pytest.mark.parametrize("reward, most", [(gsm8k_accuracy, 2.0), (math_accuracy, 1.0)])
-def test_each_gold_answer_of_gsm8k_pays_for_itself_and_not_for_its_neighbour(file, reward, most):
-    solutions = column(file, "answer")
-    answers = [r1(gold.split("####")[1].strip()) for gold in solutions]
-    assert_each_pays_for_itself_and_not_for_its_neighbour(reward, most, answers, answers, solutions)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("file", ["math500.jsonl", "amc23.jsonl", "aime24.jsonl"])
-def test_each_gold_answer_in_latex_pays_for_itself_and_not_for_its_neighbour(file):
-    solutions = [str(gold) for gold in column(file, "answer")]
-    assert_each_pays_for_itself_and_not_for_its_neighbour(
-        math_accuracy, 1.0, [r1(f"${gold}$") for gold in solutions],
-        [f"\\boxed{{{gold}}}" for gold in solutions], solutions)
+    lines = Path(DATA, file).open(encoding="utf-8")
+    solutions = [str(json.loads(line)["answer"]) for line in lines]
+    golds = [solution.split("####")[-1].strip() for solution in solutions]
+    answers = [r1(f"\\boxed{{{gold}}}") for gold in golds]
+    assert reward(answers, solutions) == [most] * len(golds)
+    values = [gold.replace(",", "").removeprefix("x=") for gold in golds]
+    same = [value == other for value, other in zip(values, values[1:] + values[:1])]
+    assert reward(answers[1:] + answers[:1], solutions) == [most * x for x in same]
 
 
 # --- long texts, and numbers ---
