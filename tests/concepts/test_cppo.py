@@ -69,21 +69,28 @@ def assert_the_largest(row, kept, k, exact):
     assert sorted(abs(row[i]) for i in kept) == sorted(abs(row[i]) for i in right)
 
 
-@pytest.mark.parametrize("exact", [False, *ours(True)])
+EXACT = pytest.mark.parametrize("exact", [False, *ours(True)])
+
+
+@EXACT
 @pytest.mark.parametrize("width, k", [(6, 2), (6, 6), (300, 150)])
 def test_no_completion_that_is_left_out_has_a_larger_advantage_in_size(width, k, exact):
-    """Of each question, or pooled: of the whole batch. Whole numbers as advantages, full of ties,
-    which may go either way. This project keeps the lower index. In wide groups an unstable sort
-    would mix equal |A|."""
+    """Whole numbers as advantages, full of ties, which may go either way. This project keeps the
+    lower index. In wide groups an unstable sort would mix equal |A|."""
     advantages = torch.randint(-2, 3, (40, width), generator=seeded(k)).float()
     kept = prune(advantages, k)
     assert kept.dtype == torch.int64
     for row, indices in zip(advantages.tolist(), kept.tolist(), strict=True):
         assert_the_largest(row, indices, k, exact)
-    for n_keep in (0, k, 40 * k):
-        pooled = prune_pooled(advantages, n_keep)
-        assert pooled.dtype == torch.int64
-        assert_the_largest(advantages.flatten().tolist(), pooled.tolist(), n_keep, exact)
+
+
+@EXACT
+@pytest.mark.parametrize("n_keep", [0, 7, 240])
+def test_pooled_pruning_keeps_the_largest_of_the_whole_batch(n_keep, exact):
+    advantages = torch.randint(-3, 4, (40, 6), generator=seeded(5)).float()
+    kept = prune_pooled(advantages, n_keep)
+    assert kept.dtype == torch.int64
+    assert_the_largest(advantages.flatten().tolist(), kept.tolist(), n_keep, exact)
 
 
 # --- which rows of the batch these are ------------------------------------------------------------

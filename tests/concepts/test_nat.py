@@ -1,7 +1,7 @@
 """What NAT promises: a random prefix of each completion, and the whole gradient on average.
 
 The order: the chances and the cuts by hand, the chances by enumeration of all cuts, the gradient
-over all completions and cuts of a tiny policy, and rows at the edge. A loss
+over all completions and cuts of a tiny policy, what is not computed, and rows at the edge. A loss
 is linear in the weights of its tokens. So a token that is inside with the chance p, and then counts
 1/p, has its whole gradient on average.
 """
@@ -97,6 +97,14 @@ def test_over_all_completions_and_cuts_of_a_tiny_policy_it_is_the_gradient_of_th
             weights=P.detach()[:, None] * factors / 6)
         mean -= gradient(loss, theta)
     torch.testing.assert_close(mean, gradient((P * TinyPolicy.REWARDS).sum(), theta))
+
+
+@pytest.mark.parametrize("share, expected", [(0.0, 20.5), (0.5, 30.0)])
+def test_half_of_the_tokens_are_computed(share, expected):
+    """A completion of n tokens keeps (n + 1) / 2 of them on average, and of a share s of them
+    (n + ⌈s n⌉) / 2."""
+    u = (torch.arange(840)[:, None] + 0.5) / 840
+    assert random_prefixes(mask_of([40] * 840), u, share=share).sum() / 840 == expected
 
 
 # --- rows at the edge -----------------------------------------------------------------------------
