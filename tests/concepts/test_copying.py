@@ -170,19 +170,15 @@ def lifted(file, name):
     return found
 
 
-def pasted(file, names):
-    """The functions with these names in a file that has nothing else but imports."""
-    sources = lifted(file, names[0])
-    text = "\n\n".join([IMPORTS + EXTRA.get(file, ""), *(sources[name] for name in names)])
+def pasted(file, name):
+    """The function in a file that has nothing else but imports and, if the function may need them,
+    the functions that its docstring names."""
+    sources = lifted(file, name)
+    if not name.endswith("_loss") and name not in OF_SEVERAL:
+        sources = {name: sources[name]}
     alone = {}
-    exec(text, alone)
-    return alone
-
-
-def needed(file, name):
-    """The function, and those that its docstring names if it may need others."""
-    others = name.endswith("_loss") or name in OF_SEVERAL
-    return list(lifted(file, name)) if others else [name]
+    exec("\n\n".join([IMPORTS, EXTRA.get(file, ""), *sources.values()]), alone)
+    return alone[name]
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -197,9 +193,8 @@ PASTED = [(file, name) for file, calls in CALLS.items() for name in calls]
 def test_a_function_that_is_pasted_does_what_it_does_here(file, name):
     args, options = CALLS[file][name]
     here = importlib.import_module(file.removesuffix(".py").replace("/", "."))
-    alone = pasted(file, needed(file, name))
     right = getattr(here, name)(*args, **options)
-    assert repr(alone[name](*args, **options)) == repr(right)
+    assert repr(pasted(file, name)(*args, **options)) == repr(right)
 
 
 def test_grpos_loss_is_six_functions():
@@ -227,10 +222,7 @@ NEEDS |= dict.fromkeys(["cppo.py", *FAMILY], {"torch", "grpo"})
 @pytest.mark.parametrize("file", NEEDS)
 def test_a_copied_file_needs_no_more_than_it_says(file):
     """Python's own modules aside. An import inside a function counts, too."""
-    names = []
-    for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names.append(node.module)
-    assert {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) <= NEEDS[file]
+    text = (ROOT / file).read_text(encoding="utf-8")
+    names = re.findall(r"^ *from (\w+)\S* import", text, re.MULTILINE)
+    names += re.findall(r"^ *import (\w+)", text, re.MULTILINE)
+    assert {*names} - {*sys.stdlib_module_names} <= NEEDS[file]

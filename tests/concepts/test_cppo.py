@@ -4,7 +4,7 @@ I is a set, and the paper does not say which of two equal |A| is in it. So kept 
 come in any order, and a tie may go either way. What this project keeps then is tested as well.
 
 The order: how many are kept, which are kept, which rows of the batch these are, the loss against
-the paper's formula as a loop, known mistakes, the length under 1/|o|, the other forms of pruning,
+the paper's formula as a loop, known mistakes, the length under 1/|o|, the threshold form,
 and bad input.
 """
 
@@ -17,7 +17,16 @@ import torch
 
 from cppo import batch_rows, cppo_loss, keep_count, prune, prune_below, prune_pooled
 from grpo import group_advantages
-from tests.helpers.examples import F64, TinyPolicy, assert_loss, by_loop, mask_of, ours, seeded
+from tests.helpers.examples import (
+    F64,
+    TinyPolicy,
+    assert_loss,
+    by_loop,
+    mask_of,
+    ours,
+    per_completion,
+    seeded,
+)
 
 # --- how many are kept: k = ⌊G (1 − P)⌋ -----------------------------------------------------------
 
@@ -46,36 +55,42 @@ def test_the_largest_absolute_advantages_are_kept():
     assert kept.sort(dim=1).values.tolist() == [[1, 3]]
 
 
-def assert_the_largest(row, kept, k):
-    """k different completions, and those that are left out have no larger |A|."""
-    assert len(kept) == len({*kept}) == k
-    assert sorted(abs(row[i]) for i in kept) == sorted(map(abs, row))[len(row) - k :]
-
-
-@pytest.mark.parametrize("width, k", [(6, 2), (6, 6), (300, 150)])
-def test_no_completion_that_is_left_out_has_a_larger_advantage_in_size(width, k):
-    """Whole numbers as advantages, full of ties."""
-    advantages = torch.randint(-2, 3, (40, width), generator=seeded(k)).float()
-    kept = prune(advantages, k)
-    assert kept.dtype == torch.int64
-    for row, indices in zip(advantages.tolist(), kept.tolist(), strict=True):
-        assert_the_largest(row, indices, k)
-
-
 def kept_by_hand(row, k):
     """The largest |A| first, and among equal ones the lower index."""
     return sorted(sorted(range(len(row)), key=lambda i: (-abs(row[i]), i))[:k])
 
 
-@pytest.mark.ours
+def assert_the_largest(row, kept, k, exact):
+    """k different completions, and those that are left out have no larger |A|."""
+    right = kept_by_hand(row, k)
+    if exact:
+        assert kept == right
+    assert len({*kept}) == k
+    assert sorted(abs(row[i]) for i in kept) == sorted(abs(row[i]) for i in right)
+
+
+EXACT = pytest.mark.parametrize("exact", [False, *ours(True)])
+
+
+@EXACT
 @pytest.mark.parametrize("width, k", [(6, 2), (6, 6), (300, 150)])
-def test_prune_and_pooled_pruning_equal_sorting_by_hand(width, k):
-    """In wide groups an unstable sort would mix equal |A|."""
+def test_no_completion_that_is_left_out_has_a_larger_advantage_in_size(width, k, exact):
+    """Whole numbers as advantages, full of ties, which may go either way. This project keeps the
+    lower index. In wide groups an unstable sort would mix equal |A|."""
     advantages = torch.randint(-2, 3, (40, width), generator=seeded(k)).float()
-    assert prune(advantages, k).tolist() == [kept_by_hand(row, k) for row in advantages.tolist()]
-    for n_keep in (0, k, 40 * k):
-        pooled = prune_pooled(advantages, n_keep)
-        assert pooled.tolist() == kept_by_hand(advantages.flatten().tolist(), n_keep)
+    kept = prune(advantages, k)
+    assert kept.dtype == torch.int64
+    for row, indices in zip(advantages.tolist(), kept.tolist(), strict=True):
+        assert_the_largest(row, indices, k, exact)
+
+
+@EXACT
+@pytest.mark.parametrize("n_keep", [0, 7, 240])
+def test_pooled_pruning_keeps_the_largest_of_the_whole_batch(n_keep, exact):
+    advantages = torch.randint(-3, 4, (40, 6), generator=seeded(5)).float()
+    kept = prune_pooled(advantages, n_keep)
+    assert kept.dtype == torch.int64
+    assert_the_largest(advantages.flatten().tolist(), kept.tolist(), n_keep, exact)
 
 
 # --- which rows of the batch these are ------------------------------------------------------------
@@ -104,26 +119,25 @@ def test_the_loss_and_its_gradient_equal_a_sum_over_the_kept_completions(options
     completions are empty.
     """
     Q, G, T, k = 3, 4, 5, 2
-    rewards = torch.tensor(rewards, dtype=F64)
-    lengths = torch.tensor([[3, 5, 0, 1], [2, 4, 5, 0], [1, 2, 3, 4]])
+    mask = mask_of([3, 5, 0, 1, 2, 4, 5, 0, 1, 2, 3, 4])
     logp, old_logp, ref_logp = torch.randn(3, Q * G, T, generator=seeded(6), dtype=F64) / 3 - 1
     logp.requires_grad_()
     reference = {"ref_logp": ref_logp} if options["beta"] else {}
 
-    A, weights = torch.zeros(Q, G, dtype=F64), torch.zeros(Q, G, T, dtype=F64)
-    for q, group in enumerate(rewards.tolist()):
+    A, weights = [], torch.zeros(Q * G, T, dtype=F64)
+    for q, group in enumerate(rewards):
         mean, std = statistics.fmean(group), statistics.stdev(group)
-        A[q] = torch.tensor([(r - mean) / (std + 1e-4) for r in group])
-        for i in kept_by_hand(A[q].tolist(), k):
-            n = lengths[q, i]
-            weights[q, i, :n] = 1 / (Q * k * n)
+        own = [(r - mean) / (std + 1e-4) for r in group]
+        A += own
+        for i in kept_by_hand(own, k):
+            row = q * G + i
+            weights[row] = per_completion(mask)[row] * G / k  # 1 / (Q k |o_i|)
     expected = by_loop(
-        weights.view(Q * G, T), advantages=A.flatten(), logps=(logp, old_logp), **reference,
+        weights, advantages=torch.tensor(A, dtype=F64), logps=(logp, old_logp), **reference,
         **options)
 
-    advantages = group_advantages(rewards)
+    advantages = group_advantages(torch.tensor(rewards, dtype=F64))
     rows = batch_rows(prune(advantages, k), G)
-    mask = mask_of(lengths.flatten().tolist())
     reference = {name: x[rows] for name, x in reference.items()}
     loss, _ = cppo_loss(
         logp[rows], old_logp[rows], advantages.flatten()[rows], mask[rows], **reference, **options)
@@ -193,7 +207,7 @@ def test_beside_grpo_the_right_ones_alone_push_shorter_and_the_wrong_ones_alone_
         assert cosine.item() == pytest.approx(1, abs=1e-6)
 
 
-# --- the other forms of pruning -------------------------------------------------------------------
+# --- the threshold form ---------------------------------------------------------------------------
 
 
 def test_the_threshold_form_keeps_advantages_at_or_above_the_threshold_in_size():
@@ -202,14 +216,6 @@ def test_the_threshold_form_keeps_advantages_at_or_above_the_threshold_in_size()
     kept = prune_below(advantages, 1.0)
     assert kept.dtype == torch.bool
     assert kept.tolist() == [[True, True, False, False], [False, False, True, False]]
-
-
-@pytest.mark.parametrize("n_keep", [0, 7, 240])
-def test_pooled_pruning_keeps_the_largest_of_the_whole_batch(n_keep):
-    advantages = torch.randint(-3, 4, (40, 6), generator=seeded(5)).float()
-    kept = prune_pooled(advantages, n_keep)
-    assert kept.dtype == torch.int64
-    assert_the_largest(advantages.flatten().tolist(), kept.tolist(), n_keep)
 
 
 # --- bad input ------------------------------------------------------------------------------------

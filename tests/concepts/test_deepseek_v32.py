@@ -34,7 +34,6 @@ from tests.helpers.examples import (
 # --- the KL, over all eight tokens ----------------------------------------------------------------
 
 THETA, OLD_ROW, REF_ROW = (torch.randn(8, generator=seeded(i), dtype=F64) for i in (1, 2, 3))
-OLD_P = OLD_ROW.softmax(0)
 KL = kl_of(THETA, REF_ROW)
 KL_GRADIENT = numeric_gradient(lambda x: kl_of(x, REF_ROW), THETA)
 
@@ -110,88 +109,56 @@ def test_a_sampler_that_computes_otherwise_counts(sampled, expected):
 # --- the loss -------------------------------------------------------------------------------------
 
 
-JUNK = pytest.mark.parametrize("junk", [None, *NOT_FINITE])
-THRESHOLDS = pytest.mark.parametrize("threshold", [0.05, 9.0])
-
-
-def check_by_hand(threshold, junk):
-    """−Σ w (M min(ρA, clip(ρ)A) − β ρ k3), and its gradient, as Python floats. Returns (which
-    completions have M = 0, the statistics)."""
+@pytest.mark.parametrize("junk", [None, *NOT_FINITE])
+@pytest.mark.parametrize("threshold", [0.05, 9.0])
+def test_the_loss_by_hand(threshold, junk):
+    """−Σ w (M min(ρA, clip(ρ)A) − β ρ k3), and its gradient, as Python floats."""
     gone = ~off_policy_mask(ADVANTAGES, LOGP, OLD, MASK, threshold=threshold).flatten()
     assert gone.any() == (threshold < 1)
 
     def loss(logp, old_logp, advantages, mask, **options):
         return deepseek_v32_loss(logp, old_logp, ADVANTAGES, mask, threshold=threshold, **options)
 
-    return gone, check_loss(
+    check_loss(
         loss, {"ref_logp": REF, "beta": 0.3}, advantages=ADVANTAGES * ~gone, junk=junk,
         kl=lambda ratio, r: ratio * k3(ratio, r))
 
 
-@JUNK
-@THRESHOLDS
-def test_the_loss_by_hand(threshold, junk):
-    check_by_hand(threshold, junk)
-
-
 @pytest.mark.ours
-@JUNK
-@THRESHOLDS
-def test_the_share_of_the_tokens_that_are_masked_is_reported(threshold, junk):
-    gone, stats = check_by_hand(threshold, junk)
-    share = PER_COMPLETION[gone].sum() / PER_COMPLETION.sum()
-    assert stats["masked_fraction"].item() == pytest.approx(share.item())
-
-
-@pytest.mark.ours
-def test_the_other_statistics_are_those_of_grpo_but_for_the_kl():
+def test_the_statistics_are_those_of_grpo_but_for_the_kl_and_the_share_that_is_masked():
     _, stats = deepseek_v32_loss(LOGP, OLD, ADVANTAGES, MASK, beta=0.0, threshold=9.0)
     _, others = grpo_loss(LOGP, OLD, ADVANTAGES, MASK, beta=0.0)
     torch.testing.assert_close({name: stats[name] for name in others}, others)
+    half = 0.5 * PER_COMPLETION
     loss, stats = deepseek_v32_loss(
-        LOGP, OLD, 0 * ADVANTAGES, MASK, ref_logp=REF, beta=1.0, weights=0.5 * PER_COMPLETION)
+        LOGP, OLD, 0 * ADVANTAGES, MASK, ref_logp=REF, beta=1.0, weights=half)
     assert 0.5 * stats["kl"].item() == pytest.approx(loss.item(), rel=1e-9)
+    _, stats = deepseek_v32_loss(LOGP, OLD, ADVANTAGES, MASK, weights=half, threshold=0.05)
+    kept = off_policy_mask(ADVANTAGES, LOGP, OLD, MASK, threshold=0.05)
+    share = (half * ~kept).sum() / half.sum()
+    assert stats["masked_fraction"].item() == pytest.approx(share.item())
 
 
 # --- the sampling mask ----------------------------------------------------------------------------
 
 
-def nucleus(p, top_p):
-    """The fewest tokens that hold top_p of the probability. p: (V,)."""
-    order = p.argsort(descending=True)
-    before = p[order].cumsum(0) - p[order]
-    kept = torch.zeros(len(p), dtype=torch.bool)
-    kept[order[before < top_p]] = True
-    return kept
-
-
-@pytest.mark.parametrize("top_p", [0.5, 1.0])
-def test_without_the_sampling_mask_every_ratio_is_short_by_the_share_of_the_nucleus(top_p):
-    """The sampler draws from the nucleus of π. The trainer computes the same π, so every ratio
-    should be 1. Over the whole vocabulary it is S, the probability of the nucleus."""
-    kept = nucleus(OLD_P, top_p)
-    S = OLD_P[kept].sum().item()
-    assert (S < 0.99) == (top_p < 1)
-    drawn = (OLD_P[kept] / S).log()  # the sampler's distribution
-    tokens = kept.nonzero().T  # (1, n): each token that can be drawn
-    logits, inside = (x.expand(1, tokens.shape[1], 8) for x in (OLD_ROW, kept))
-    for logp, ratio in (
-        (token_logprobs(logits, tokens), S), (kept_logprobs(logits, tokens, inside), 1.0)
-    ):
-        found = (logp[0] - drawn).exp()
+@pytest.mark.parametrize("top_k", [3, 8])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_without_the_sampling_mask_every_ratio_is_short_by_the_share_of_the_nucleus(
+    temperature, top_k
+):
+    """The sampler draws from the nucleus of π, here the k likeliest tokens. The trainer computes
+    the same π, so every ratio should be 1. Over the whole vocabulary it is S, the probability of
+    the nucleus."""
+    p = (OLD_ROW / temperature).softmax(0)
+    tokens = p.topk(top_k).indices[None]  # (1, k): each token that can be drawn
+    kept = torch.zeros(8).bool().scatter(0, tokens[0], True)
+    S = p[kept].sum().item()
+    assert (S < 0.99) == (top_k < 8)
+    drawn = (p[tokens] / S).log()  # the sampler's distribution
+    logits, inside = (x.expand(1, top_k, 8) for x in (OLD_ROW, kept))
+    whole = token_logprobs(logits, tokens, temperature=temperature)
+    restricted = kept_logprobs(logits, tokens, inside, temperature=temperature)
+    for logp, ratio in ((whole, S), (restricted, 1.0)):
+        found = (logp - drawn).exp()
         torch.testing.assert_close(found, torch.full_like(found, ratio), rtol=1e-5, atol=0)
-
-
-def test_with_the_sampling_mask_the_ratio_carries_draws_to_the_new_policy_on_the_same_nucleus():
-    """Σ_o drawn(o) ρ(o) f(o) = Σ_o π_θ(o | nucleus) f(o), and the mean ratio is 1."""
-    kept = nucleus(OLD_P, 0.8)
-    tokens = torch.arange(8)[None]
-    both = kept.expand(1, 8, 8)
-    logp, old = (
-        kept_logprobs(x.expand(1, 8, 8), tokens, both, temperature=0.7)[0] for x in
-        (THETA, OLD_ROW))
-    f = torch.arange(8.0)
-    ratio = (logp - old).exp()[kept]
-    target = (THETA[kept] / 0.7).softmax(0).float()
-    torch.testing.assert_close((old.exp()[kept] * ratio * f[kept]).sum(), (target * f[kept]).sum())
-    assert old.exp()[~kept].sum() == 0

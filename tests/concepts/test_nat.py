@@ -58,13 +58,6 @@ def test_the_shortest_prefix_is_exact_for_every_length(share):
     assert cuts.tolist() == certain.sum(1).tolist() == shortest
 
 
-@pytest.mark.ours
-@pytest.mark.parametrize("share, lengths", [(0.0, [1, 1, 2, 4]), (0.75, [3, 3, 3, 4])])
-def test_u_picks_the_cut(share, lengths):
-    u = torch.tensor([[0.0], [0.24], [0.25], [0.99]])
-    assert random_prefixes(mask_of([4] * 4), u, share=share).sum(1).tolist() == lengths
-
-
 # --- over all cuts --------------------------------------------------------------------------------
 
 

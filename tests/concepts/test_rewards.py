@@ -37,7 +37,8 @@ def lines_of(file, key):
     return lines
 
 
-CASES, ANSWERS = lines_of("verdicts.jsonl", "form"), lines_of("answers.jsonl", "what")
+CASES = lines_of("verdicts.jsonl", "form")
+LINES = lines_of("answers.jsonl", "what") | CASES
 DATA = os.environ.get("CPPO_DATA")  # a folder with data sets, see .github/CONTRIBUTING.md
 
 
@@ -49,29 +50,18 @@ def gsm8k(completion, gold):
     return gsm8k_accuracy([completion], [gold])[0]
 
 
-def assert_paid(case):
-    """Each reward that the line names pays what it says."""
-    for reward in REWARDS:
-        if reward.__name__ in case:
-            paid = reward([case["completion"]], answer=[case.get("answer")])
-            assert paid == [case[reward.__name__]], (reward.__name__, case)
-
-
 # --- the files of cases ---
 
 
-@pytest.mark.parametrize("what", ANSWERS)
-def test_each_line_of_answers_jsonl(what):
-    for case in ANSWERS[what]:
+@pytest.mark.parametrize("what", LINES)
+def test_each_line_of_both_files(what):
+    for case in LINES[what]:
         if "extract_answer" in case:
             assert extract_answer(case["completion"]) == case["extract_answer"], case
-        assert_paid(case)
-
-
-@pytest.mark.parametrize("form", CASES)
-def test_an_answer_that_somebody_met_is_paid_as_the_file_of_cases_says(form):
-    for case in CASES[form]:
-        assert_paid(case)
+        for reward in REWARDS:  # each that the line names
+            if reward.__name__ in case:
+                paid = reward([case["completion"]], answer=[case.get("answer")])
+                assert paid == [case[reward.__name__]], (reward.__name__, case)
 
 
 @pytest.mark.parametrize("form", CASES)
@@ -83,69 +73,34 @@ def test_no_wrong_answer_is_paid_and_a_right_one_is_unless_its_form_is_strict_by
         assert case["right"] and not strict or not any(paid), case
 
 
-def column(file, name):
+@pytest.mark.parametrize("file, reward, most", [
+    ("gsm8k_train.jsonl", gsm8k_accuracy, 2.0), ("gsm8k_train.jsonl", math_accuracy, 1.0),
+    ("gsm8k_test.jsonl", gsm8k_accuracy, 2.0), ("gsm8k_test.jsonl", math_accuracy, 1.0),
+    *(pytest.param(f"{name}.jsonl", math_accuracy, 1.0, marks=pytest.mark.slow)
+      for name in ("math500", "amc23", "aime24")),
+])
+def test_each_gold_answer_of_a_data_set_pays_for_itself_and_not_for_its_neighbour(
+    file, reward, most
+):
     if not DATA:
         pytest.skip(f"needs CPPO_DATA: the folder of {file}")
-    return [json.loads(line)[name] for line in Path(DATA, file).open(encoding="utf-8")]
+    lines = Path(DATA, file).open(encoding="utf-8")
+    solutions = [str(json.loads(line)["answer"]) for line in lines]
+    golds = [solution.split("####")[-1].strip() for solution in solutions]
+    answers = [r1(f"\\boxed{{{gold}}}") for gold in golds]
+    assert reward(answers, solutions) == [most] * len(golds)
+    values = [gold.replace(",", "").removeprefix("x=") for gold in golds]
+    same = [value == other for value, other in zip(values, values[1:] + values[:1])]
+    assert reward(answers[1:] + answers[:1], solutions) == [most * x for x in same]
 
 
-def assert_each_pays_for_itself_and_not_for_its_neighbour(reward, most, answers, others, solutions):
-    """answers, others: the right ones, in two forms."""
-    assert reward(answers, solutions) == [most] * len(solutions)
-    paid = reward([*others[1:], others[0]], solutions)
-    for number, value in enumerate(paid):
-        same = plain(solutions[number]) == plain(solutions[(number + 1) % len(solutions)])
-        assert value == most * same, solutions[number]
-
-
-def plain(gold):
-    _, hashes, number = gold.rpartition("####")
-    return number.strip().replace(",", "") if hashes else gold.removeprefix("x=")
-
-
-@pytest.mark.parametrize("file", ["gsm8k_train.jsonl", "gsm8k_test.jsonl"])
-@pytest.mark.parametrize("reward, most", [(gsm8k_accuracy, 2.0), (math_accuracy, 1.0)])
-def test_each_gold_answer_of_gsm8k_pays_for_itself_and_not_for_its_neighbour(file, reward, most):
-    solutions = column(file, "answer")
-    answers = [r1(gold.split("####")[1].strip()) for gold in solutions]
-    assert_each_pays_for_itself_and_not_for_its_neighbour(reward, most, answers, answers, solutions)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("file", ["math500.jsonl", "amc23.jsonl", "aime24.jsonl"])
-def test_each_gold_answer_in_latex_pays_for_itself_and_not_for_its_neighbour(file):
-    solutions = [str(gold) for gold in column(file, "answer")]
-    assert_each_pays_for_itself_and_not_for_its_neighbour(
-        math_accuracy, 1.0, [r1(f"${gold}$") for gold in solutions],
-        [f"\\boxed{{{gold}}}" for gold in solutions], solutions)
-
-
-# --- extract_answer ---
-
-
-@pytest.mark.parametrize(
-    "form",
-    ["<answer>18</answer>", "\\boxed{18}", "#### 18", "the answer is 18"],
-)
-def test_what_is_thought_is_not_answered(form):
-    assert extract_answer(f"<think>{form}</think>") is None
-    assert extract_answer(f"<think>{form}</think>\n<answer>17</answer>") == "17"
-    assert extract_answer(f"<think>a</think> wait <think>{form}") is None  # it thinks again
-    # where the prompt ends in <think>, a completion has the closing tag only
-    assert extract_answer(f"{form}</think>\n<answer>17</answer>") == "17"
+# --- long texts, and numbers ---
 
 
 @pytest.mark.parametrize("completion", [
     r1("18") + "\n\n" + "junk 99 " * 1000, r1("18" + " " * 1000), r1("18") + "." * 1000])
 def test_the_whole_completion_is_read_and_not_only_its_end(completion):
     assert gsm8k(completion, "18") == 2
-
-
-@pytest.mark.parametrize("gold, score", [(18, 2.0), (18.0, 1.5), (17, 0.0)])
-def test_the_gold_answer_may_be_a_number(gold, score):
-    assert gsm8k(r1("18"), gold) == score
-    assert number_accuracy(["so 18"], [gold]) == [score > 0]
-    assert toy_accuracy([r1("18")], [gold]) == [score == 2]
 
 
 def test_a_text_of_more_than_100_characters_is_no_number():

@@ -25,26 +25,24 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(n, right):
         assert pass_at_k(n, right, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
 
 
+def answer_of(text):
+    """A number, a text, or None for none."""
+    if "no" in text:
+        return None
+    return float(text) if text.isdigit() else text
+
+
 @pytest.mark.parametrize("answers, right", [
     ("5 5 7", True), ("7 7 5", False), ("5 7", True), ("7 5", False),  # of a tie the first
-    ("5.0 7 5 7 $5", True),  # equal numbers are one answer
+    ("(5,2) (0,0) (0,0) (5,/2) (5.0,2)", True),  # right ones are one answer, however written
+    ("(5,2) (0,0) (0,0)", False), ("(5,2) (0,0) (0.0,0)", True),  # wrong ones are not
     ("none none 5", True), ("none", False),  # none has no vote
+    ("none5 7 7", False), ("none5 7 none5", True),  # right, in a form that is not read
     ("0 0 5", False),  # the number 0 is an answer
 ])
 def test_the_majority(answers, right):
     records = [{"completion": a, "correct": "5" in a} for a in answers.split()]
-    assert majority_is_right(records, number_of) is right
-
-
-@pytest.mark.parametrize("answers, right", [
-    ("(1,2) (0,0) (0,0) (1,/2) (1.0,2)", True),  # however it is written
-    ("(1,2) (0,0) (0,0)", False), ("(1,2) (0,0) (0.0,0)", True),  # others vote by their text
-    ("none1 5 5", False), ("none1 5 none1", True),  # right, in a form that answer_of does not read
-])
-def test_all_right_completions_are_one_answer(answers, right):
-    records = [{"completion": a, "correct": "1" in a} for a in answers.split()]
-    found = majority_is_right(records, lambda text: None if "none" in text else text)
-    assert found is right
+    assert majority_is_right(records, answer_of) is right
 
 
 def test_of_a_reward_that_grades_there_is_the_mean_alone():
@@ -59,10 +57,6 @@ def test_of_a_reward_that_grades_there_is_the_mean_alone():
     assert all(map(math.isnan, interval([3.0, 3.0], least=None)))  # nobody knows the others
 
 
-def number_of(text):
-    return None if "no" in text else float(text.strip("$"))
-
-
 def records_of(*rows):
     """One row of 0 and 1 for each question: which of its completions are right."""
     return [
@@ -71,7 +65,7 @@ def records_of(*rows):
 
 
 def test_a_summary_of_known_verdicts():
-    summary = summarize(records_of("1000", "1111", "0000", "1100"), number_of)
+    summary = summarize(records_of("1000", "1111", "0000", "1100"), answer_of)
     assert summary["accuracy"] == 7 / 16 and summary["pass@4"] == 3 / 4
     assert summary["pass@2"] == pytest.approx((1 / 2 + 1 + 0 + 5 / 6) / 4)
     assert (summary["questions"], summary["samples"]) == (4, 4)
@@ -86,16 +80,16 @@ def test_completions_that_nobody_can_judge_are_left_out():
     records = records_of("10", "00", "1x")
     records[-1]["correct"] = verdict(math.nan)
     assert verdict(0.5) is True and verdict(-0.5) is verdict(0.0) is False
-    summary = summarize(records, number_of)
+    summary = summarize(records, answer_of)
     assert summary["accuracy"] == pytest.approx((1 / 2 + 0 + 1) / 3) and summary["samples"] == 1
 
 
 def test_questions_may_have_different_numbers_of_completions():
-    summary = summarize(records_of("100", "1111"), number_of)  # none holds an answer
+    summary = summarize(records_of("100", "1111"), answer_of)  # none holds an answer
     assert (summary["samples"], summary["accuracy"]) == (3, pytest.approx((1 / 3 + 1) / 2))
     assert summary["pass@2"] == pytest.approx((2 / 3 + 1) / 2) and "maj@3" not in summary
     zeros = [{"index": 0, "completion": "0", "correct": True}] * 2
-    assert summarize(zeros, number_of)["maj@2"] == 1  # the number 0 is an answer
+    assert summarize(zeros, answer_of)["maj@2"] == 1  # the number 0 is an answer
 
 
 def test_the_interval_of_an_average_is_that_of_the_normal_distribution_for_many_questions():
@@ -118,7 +112,7 @@ def test_no_interval_says_that_a_mean_is_known_for_certain():
     another one."""
     few = 1.96**2 / (30 + 1.96**2)
     assert interval([0.5] * 30) == pytest.approx((0.5 - few / 2, 0.5 + few / 2))
-    intervals = summarize(records_of(*["00"] * 30), number_of)["intervals"]
+    intervals = summarize(records_of(*["00"] * 30), answer_of)["intervals"]
     assert intervals["accuracy"] == intervals["pass@2"] == pytest.approx((0, few))
     for first, second, bounds in [
         (0, 0, (-few, few)), (0, 1, (1 - 2 * few, 1)), (1, 0, (-1, -1 + 2 * few)),

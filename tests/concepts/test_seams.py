@@ -98,38 +98,39 @@ def test_what_the_metrics_of_the_first_step_must_be(loaded):
 # --- the five broken loops ---
 
 
-@pytest.mark.ours
-@pytest.mark.slow
-@pytest.mark.parametrize("loop", loops.BUGS)
-def test_each_mistake_can_be_seen(loop, loaded):
-    """One line is wrong, the weights go elsewhere, and a metric tells it in at most two steps."""
-    assert loops.RIGHT.count(loops.BUGS[loop][0]) == 1
-    made = loops.module(loop).train_step
-    (right, _), (wrong, second) = steps(train_step, loaded, 2), steps(made, loaded, 2)
-    assert (wrong - right).norm() > 0.03 * (right - weights_of(loaded[0])).norm()
-    (_, well), (_, got) = steps(train_step, loaded), steps(made, loaded)
-    told = {  # a number of the table that cannot be right
-        1: got["logp"] < well["logp"] - 1,
-        2: got["length"] == pytest.approx(well["length"] - well["ended"]),
-        3: abs(second["ratio"] - 1) > 1e-3,
-        4: got["−A"] != pytest.approx(well["−A"], abs=1e-3),
-        5: abs(got["loss"] - got["−A"]) > 1e-3,
+def assert_told(loop, right, first, later):
+    """A number that cannot be right. right, first: metrics of the first step, by the right loop and
+    by this one. later: metrics of a later step."""
+    told = {
+        1: first["logp"] < right["logp"] - 1,
+        2: first["length"] == pytest.approx(right["length"] - right["ended"]),
+        3: abs(later["ratio"] - 1) > 1e-3,
+        4: first["−A"] != pytest.approx(right["−A"], abs=1e-3),
+        5: abs(first["loss"] - first["−A"]) > 1e-3,
     }
     assert told[loop]
 
 
 @pytest.mark.ours
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", loops.BUGS)
+def test_each_mistake_can_be_seen(loop, loaded):
+    """One line is wrong, the weights go elsewhere, and a metric tells it in at most two steps."""
+    made = loops.module(loop).train_step
+    (right, _), (wrong, second) = steps(train_step, loaded, 2), steps(made, loaded, 2)
+    assert (wrong - right).norm() > 0.03 * (right - weights_of(loaded[0])).norm()
+    (_, well), (_, first) = steps(train_step, loaded), steps(made, loaded)
+    assert_told(loop, well, first, second)
+
+
+@pytest.mark.ours
 def test_the_table_shows_what_the_solutions_say():
-    """Of the first step (a), and of the last ones (z)."""
+    """Of the first step, and of the last ones. The accuracy does not tell two of the mistakes."""
     table = dict(loops.table())
-    assert [*table] == [0, *loops.BUGS]
-    (right, _), (a_1, z_1), (a_2, _), (a_3, z_3), (a_4, z_4), (a_5, _) = table.values()
-    assert {loop for loop, (_, z) in table.items() if z["accuracy"] > 0.7} == {0, 2, 5}
-    assert a_1["logp"] < -10 and z_1["ended"] < 0.7
-    assert a_2["length"] == right["length"] - 1
-    assert a_3 == right and z_3["ratio"] > 9
-    assert a_4["−A"] == 0 == z_4["−A"]
-    assert a_5["loss"] > a_5["−A"] + 0.04 and right["loss"] == right["−A"]
+    (right, _) = table[0]
+    for loop in loops.BUGS:
+        assert_told(loop, right, *table[loop])
+    assert {loop for loop, (_, last) in table.items() if last["accuracy"] > 0.7} == {0, 2, 5}
 
 
 @pytest.mark.ours

@@ -9,7 +9,7 @@ import torch
 
 from family.unbiased import draw, keep_probabilities, reweighted
 from grpo import group_advantages, sequence_mean_weights
-from tests.helpers.examples import F64, seeded
+from tests.helpers.examples import F64, ours, seeded
 
 RIGHT = torch.tensor([[1], [5], [8], [15]])  # how many of 16 are right
 BINARY = group_advantages((torch.arange(16) < RIGHT).to(F64))
@@ -64,8 +64,6 @@ def test_over_all_draws_the_weighed_mean_of_the_kept_is_the_mean_of_all(A, k):
 
 # of four completions 4, 3, 2 and 0 have an advantage other than 0
 FOUR, THREE, TWO, NONE = [0, 0.1, 0.3, 1], [0, 0, 0.75, 0.25], [0, 0.5, 0.5, 1], [1, 1, 1, 1]
-TWO_QUESTIONS = pytest.mark.parametrize(
-    "rewards", [(FOUR, TWO), (THREE, NONE), (TWO, TWO), (NONE, NONE)], ids=str)
 
 
 def expected_coefficients(A, k, allowed):
@@ -85,26 +83,20 @@ def expected_coefficients(A, k, allowed):
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
-@TWO_QUESTIONS
-def test_two_questions_have_grpos_coefficients_on_average(rewards, k):
-    """GRPO counts each completion A / (2·4), whatever the other question looks like."""
-    A = group_advantages(torch.tensor(rewards, dtype=F64))
-    expected = expected_coefficients(A, k, torch.ones(2, 4).bool())
-    torch.testing.assert_close(expected, A.flatten() / 8, rtol=1e-6, atol=1e-9)
+@pytest.mark.parametrize("rewards", [(FOUR, TWO), (THREE, NONE), (TWO, TWO), (NONE, NONE)], ids=str)
+@pytest.mark.parametrize("allowed", [[1, 1, 1, 1], *ours([1, 0, 0, 0])])
+def test_two_questions_have_grpos_coefficients_on_average(rewards, k, allowed):
+    """GRPO counts each completion A / (2·4), whatever the other question looks like.
 
-
-@pytest.mark.ours
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-@TWO_QUESTIONS
-def test_if_some_may_not_be_trained_on_the_coefficients_are_grpos_times_one_number(rewards, k):
-    """GRPO trains on 5 completions here, and counts each A / 5. One question has fewer than k: 1
-    of its completions is kept, however many places it has."""
+    If some of the first question may not be trained on, the coefficients are GRPO's times one
+    number: both count each completion A, divided by how many completions they train on.
+    """
     A = group_advantages(torch.tensor(rewards, dtype=F64))
-    allowed = torch.tensor([[True, False, False, False], [True] * 4])
+    allowed = torch.tensor([allowed, [1, 1, 1, 1]]).bool()
+    kept = allowed.sum(1).clamp(max=k).sum()  # of both questions, in each draw
     expected = expected_coefficients(A, k, allowed)
-    number = k / 4 * 5 / (1 + k)
     torch.testing.assert_close(
-        expected, number * (A * allowed).flatten() / 5, rtol=1e-6, atol=1e-9)
+        expected, k / 4 * (A * allowed).flatten() / kept, rtol=1e-6, atol=1e-9)
 
 
 # --- rows at the edge ---
