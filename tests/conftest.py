@@ -139,7 +139,7 @@ class TestsOfAnExercise(pytest.Module):
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, name, module)
             spec.loader.exec_module(module)
-            written = vars(module).keys() - blank_ones(path.read_text(encoding="utf-8"))
+            written = vars(module).keys() - blank_ones(path.read_text())
             self.tested = {only} if only else written.intersection(self.functions)
             for function in {*self.functions} - self.tested:
                 setattr(module, function, getattr(ours, function))

@@ -73,7 +73,7 @@ def planted(*changes):
     """nano.py with other lines: a module."""
     module = types.ModuleType("planted")
     module.__file__ = nano.__file__
-    exec(changed(Path(nano.__file__).read_text(encoding="utf-8"), changes), vars(module))
+    exec(changed(Path(nano.__file__).read_text(), changes), vars(module))
     return module
 
 

@@ -5,7 +5,6 @@ import ast
 import importlib
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +14,9 @@ from docs import speedups
 from engine.run.command_line import flat
 from engine.run.config import Config
 from experiments.library.study import by_name
+from tests.helpers.runs import ROOT
 from tests.helpers.training import one_step
 
-ROOT = Path(__file__).parent.parent
 BOOK = ROOT / "docs/step/book.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), BOOK]
 README = PAGES[0].read_text()
@@ -129,7 +128,7 @@ def anchors(path):
 
 def text_of(page):
     """A page without its code."""
-    text = page.read_text(encoding="utf-8")
+    text = page.read_text()
     if page.suffix != ".ipynb":
         return FENCED.sub("", text)
     cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"]

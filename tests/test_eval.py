@@ -2,7 +2,6 @@
 
 import json
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +13,7 @@ from engine.model.contract import Sampling
 from engine.model.sampler import Sampler
 from tasks.table import SYSTEM_PROMPT
 from tests.engine.test_ranks import torchrun
-from tests.helpers.runs import written
-
-ROOT = Path(__file__).parent.parent
+from tests.helpers.runs import ROOT, written
 
 
 def always(answer):

@@ -3,7 +3,6 @@ lines say."""
 
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,9 +22,9 @@ from examples.my_loss import dual_clip_loss, with_entropy
 from examples.my_reward import brevity, shows_steps
 from examples.my_rule import group_length, per_token
 from experiments.library import toy_model
+from tests.helpers.runs import ROOT
 from tests.helpers.training import a_rollout, completion_logprobs, completions, one_step, updated
 
-ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 

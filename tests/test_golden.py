@@ -23,7 +23,7 @@ from tests.helpers.live import NODE, needs_node, run_js
 SPEC = importlib.util.spec_from_file_location("check", golden.FILE.with_name("check.py"))
 check = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(check)
-GOLDEN = json.loads(golden.FILE.read_text(encoding="utf-8"))
+GOLDEN = json.loads(golden.FILE.read_text())
 PLAIN = {name: getattr(module, name) for module in (allocate, answers)
          for name in GOLDEN if hasattr(module, name)}
 
@@ -143,11 +143,11 @@ def test_the_pages_javascript(tmp_path, capsys):
 
 @needs_node
 def test_the_port_of_the_page_agrees(tmp_path, capsys):
-    page = (golden.FILE.parents[1] / "docs" / "conformance.md").read_text(encoding="utf-8")
+    page = (golden.FILE.parents[1] / "docs" / "conformance.md").read_text()
     program = page.split("```js\n")[1].split("```")[0]
     shutil.copy(golden.FILE, tmp_path)
     subprocess.run([NODE, "-e", program], cwd=tmp_path, check=True)
-    found = (tmp_path / "answers.json").read_text(encoding="utf-8")
+    found = (tmp_path / "answers.json").read_text()
     assert checked(tmp_path, capsys, found, "kl_k3") == (0, "kl_k3: 13 of 13 cases agree\n")
 
 

@@ -7,11 +7,11 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.helpers.runs import ROOT
+
 ROOMS = ["base", "model", "data", "scoring", "run"]  # each knows itself and those before it
 PAPER = ["grpo", "cppo", "allocate", "rewards", "scores"]
 LABORATORY = {"experiments", "conformance", "examples", "notebooks", "tests"}
@@ -22,7 +22,7 @@ FILES = [
 MODULES = {
     ".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
 TREES = {
-    name: ast.parse((ROOT / path).read_text(encoding="utf-8")) for name, path in MODULES.items()}
+    name: ast.parse((ROOT / path).read_text()) for name, path in MODULES.items()}
 
 
 def imported(tree):

@@ -8,15 +8,14 @@ import json
 import re
 import runpy
 from collections import Counter
-from pathlib import Path
 from statistics import mean
 
 import pytest
 
 from docs.speedups import seconds_to_goal
 from tests.helpers.live import needs_node, run_js, weights_in_base64
+from tests.helpers.runs import ROOT
 
-ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "live.html"
 SOURCES = ROOT / "docs" / "live"
 EARLIER = json.loads((SOURCES / "earlier.json").read_text())

@@ -4,11 +4,11 @@ think and be right."""
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.helpers.runs import ROOT
+
 SHORT = ["--steps", "8", "--eval_questions", "32"]
 
 

@@ -44,7 +44,7 @@ close = torch.testing.assert_close
 
 
 def test_nano_is_one_file_and_short():
-    lines = FILE.read_text(encoding="utf-8").splitlines()
+    lines = FILE.read_text().splitlines()
     assert len(lines) <= 220 and max(map(len, lines)) <= 100
 
 

@@ -31,8 +31,8 @@ from engine.data.rows import check_dataset
 from engine.run.command_line import flat, given, parse
 from engine.run.config import Config, config_of
 from engine.scoring.score import load_rewards
+from tests.helpers.runs import ROOT
 
-ROOT = Path(__file__).parents[1]
 START = r"(\$ )?(srun )?(python|torchrun|pytest|pip|bash) \S|pytest$|for .*; do "
 # programs of others: only their files are looked at
 FOREIGN = {"bash", "cd", "cp", "done", "export", "for", "git", "grep", "head", "hf", "jupyter",
@@ -54,14 +54,14 @@ MINE = re.compile(r"(^|[/_])mine\b|^MINE|^FILE")  # a file of the reader's
 
 def docstrings(path):
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    nodes = ast.walk(ast.parse(path.read_text()))
     return [ast.get_docstring(node) or "" for node in nodes if isinstance(node, kinds)]
 
 
 def text_of(path):
     """What a reader reads in a file: a page whole; of a program its docstrings, of a recipe and a
     script their comments."""
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text()
     if path.suffix == ".py":
         return "\n\n".join(docstrings(path))
     if path.suffix in (".yaml", ".sh"):
@@ -171,7 +171,7 @@ def stop(parser, *words, **options):
 @cache
 def parser_of(program):
     """The parser of a program: the one that its `main` asks first. None if it has none."""
-    source = (ROOT / program).read_text(encoding="utf-8")
+    source = (ROOT / program).read_text()
     assert "\nif __name__ == " in source, f"{program} is no program"
     if not re.search(r"ArgumentParser\(|[ (](parse|given|open_run)\(", source):
         return None

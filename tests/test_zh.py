@@ -22,11 +22,11 @@ def test_a_changed_section_is_listed_until_it_is_translated(tmp_path, monkeypatc
     monkeypatch.setattr(stale, "PAGES", [chinese])
 
     def listed(text, *words):
-        english.write_text(text, encoding="utf-8")
+        english.write_text(text)
         stale.main(words)
         return capsys.readouterr().out
 
-    chinese.write_text(f"{CHINESE}\n{stale.REST}\n\n[更多](../page.md#more)\n", encoding="utf-8")
+    chinese.write_text(f"{CHINESE}\n{stale.REST}\n\n[更多](../page.md#more)\n")
     everything = f"{ENGLISH}\n## More\n\nIt is not translated.\n"
     translate = "--translated", "zh/page.md"
     assert listed(everything) == "zh/page.md\n  # Ask\n  ## Learn\n"
@@ -35,4 +35,4 @@ def test_a_changed_section_is_listed_until_it_is_translated(tmp_path, monkeypatc
     changed = everything.replace("It learns", "The model learns").replace("is not", "may be")
     assert listed(changed) == "zh/page.md\n  ## Learn\n"
     assert listed(changed, *translate) == listed(changed) == ""
-    assert chinese.read_text(encoding="utf-8").count("English sections") == 1
+    assert chinese.read_text().count("English sections") == 1

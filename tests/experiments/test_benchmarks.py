@@ -35,9 +35,9 @@ PAGES = {
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_says_what_is_stored(name):
     stored = Path(memory.__file__).parent / f"results/{name}.json"
-    result = json.loads(stored.read_text(encoding="utf-8"))
+    result = json.loads(stored.read_text())
     page = PAGES[name].page(result)
-    assert page == stored.with_suffix(".md").read_text(encoding="utf-8")
+    assert page == stored.with_suffix(".md").read_text()
 
 
 def test_one_of_each_kind():

@@ -15,13 +15,13 @@ import pytest
 
 from experiments import gpu
 
-BEFORE = json.loads(gpu.BEFORE.read_text(encoding="utf-8"))
+BEFORE = json.loads(gpu.BEFORE.read_text())
 
 
 def measured(folder):
     """(what is stored in this folder, the page)"""
-    result = json.loads((folder / "gpu.json").read_text(encoding="utf-8"))
-    return result, (folder / "gpu.md").read_text(encoding="utf-8")
+    result = json.loads((folder / "gpu.json").read_text())
+    return result, (folder / "gpu.md").read_text()
 
 
 def rows_of(result, part):
