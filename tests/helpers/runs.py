@@ -1,7 +1,10 @@
 """What tests of whole runs share: the project's folder, files of questions, runs of train.py in
 this process, and what other processes need."""
 
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import train
@@ -10,6 +13,15 @@ from engine.base import files
 ROOT = Path(__file__).parents[2]
 # beside that of this process. Several ranks compute on the CPU, also beside a single GPU
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def python(*words, folder=ROOT, **more):
+    """(exit code, all that is printed) of a program with these words, in this folder. more: of its
+    environment."""
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], cwd=folder, env=os.environ | ENVIRONMENT | more,
+        capture_output=True, text=True, timeout=600)
+    return done.returncode, done.stdout + done.stderr
 
 
 def run(model, folder, words=""):
