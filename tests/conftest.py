@@ -71,11 +71,7 @@ def pytest_collection_modifyitems(items, config):
     processes end together."""
     if config.getoption("solutions"):
         items[:] = of_a_student(items, config)
-    items.sort(
-        key=lambda item: (
-            LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
-        )
-    )
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
 # --- the student's files ---

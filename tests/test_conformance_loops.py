@@ -271,18 +271,6 @@ def test_the_choice_of_the_kept_completions_is_judged_by_all_rewards(words, kept
     assert said(made((f"kept = {ALL}", f"kept = {kept}"))).startswith(words)
 
 
-def test_one_logit_by_hand():
-    """Question 1: its completions begin with a, b, b, a, and have 2, 3, 4 and 4 tokens."""
-    rows = [(question, number) for question in loops.COMPLETIONS for number in range(4)]
-    start, pi = loops.first_table(), loops.first_table().softmax(1)[loops.FIRST, loops.A]
-    update = loops.Update([rows], start, None)
-    moved = loops.expected({}, update, loops.advantages({}, rows, rows), 1.0, 0.0)
-    moved = moved[loops.FIRST, loops.A]
-    # A = (1.5, −0.5, −0.5, −0.5): Σ A_i / (12 |o_i|) (1[o_i1 = a] − π(a))
-    slope = 1.5 / 2 * (1 - pi) - 0.5 / 3 * -pi - 0.5 / 4 * -pi - 0.5 / 4 * (1 - pi)
-    assert moved == pytest.approx(loops.RATE * slope / 12)
-
-
 @pytest.mark.parametrize("step, words", [
     (lambda *world: None, "✗ the weights do not move"),
     (lambda policy, *world: policy.head.weight.data.add_(1),
