@@ -1,6 +1,5 @@
 """conformance/: other people's functions are checked, and what is wrong is said in one sentence."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ from conformance.compare import MODULES, OURS, diagnose
 from conformance.mistakes import LOSSES, VERSIONS, version_of
 from conformance.theirs import Theirs
 from cppo import prune
-from tests.helpers.runs import ROOT, python
+from tests.helpers.runs import ROOT, json_of, python
 
 # Of the losses, two: the others are made of the same parts.
 NAMED = [name for name in VERSIONS if not name.endswith("_loss")]
@@ -40,7 +39,7 @@ def here(tmp_path, capfd, forked):
         code = kit.main([str(mine), "--json", str(file), *map(str, words)])
         output = "".join(capfd.readouterr())
         assert "Traceback" not in output
-        written = json.loads(file.read_text())
+        written = json_of(file)
         assert written["exit_code"] == code
         return code, output, written
 
@@ -310,7 +309,7 @@ def test_what_breaks_is_told_in_one_sentence_and_hides_no_other_function(tmp_pat
     (info / "entry_points.txt").write_text("[pytest11]\nforeign = foreign\n")
     code, output = conform(
         mine, "--json", file, PYTHONPATH=str(tmp_path), PYTEST_ADDOPTS="--no-such-option")
-    lines = sentences(json.loads(file.read_text()))
+    lines = sentences(json_of(file))
     assert lines.keys() == SENTENCES.keys()
     for name, words in SENTENCES.items():
         assert words in lines[name]

@@ -14,7 +14,7 @@ from docs import speedups
 from engine.run.command_line import flat
 from engine.run.config import Config
 from experiments.library.study import by_name
-from tests.helpers.runs import ROOT
+from tests.helpers.runs import ROOT, json_of
 from tests.helpers.training import one_step
 
 BOOK = ROOT / "docs/step/book.md"
@@ -169,13 +169,13 @@ def test_every_metric_every_key_of_the_summary_and_every_option_is_documented(ra
     *_, metrics = map(json.loads, (ran / "metrics.jsonl").read_text().splitlines())
     documented = [name.replace("NAME", "toy_accuracy") for name in keys_of_table(0)]
     assert sorted(documented) == sorted(metrics)
-    summary = json.loads((ran / "summary.json").read_text())
+    summary = json_of(ran / "summary.json")
     assert sorted(keys_of_table(1)) == sorted(summary)
     [row] = re.findall(r"^\| `before`.*$", METRICS, re.MULTILINE)
     parts = {*summary["after"], *summary["after"]["greedy"], "before", "after"}
     assert parts == set(re.findall("`([^`]+)`", row))
     _, *explained = keys_of_table(2)  # the first row stands for all options
-    run = json.loads((ran / "run.json").read_text())
+    run = json_of(ran / "run.json")
     assert set(run) == set(flat(Config())) >= set(explained)
     for name in keys_of_table(3)[2:]:  # the first two are checkpoints
         assert (ran / name).exists() or (ran / "checkpoint-000001" / name).exists(), name
@@ -185,7 +185,7 @@ def test_every_metric_every_key_of_the_summary_and_every_option_is_documented(ra
 
 
 def results(table):
-    return json.loads((ROOT / f"experiments/results/{table}.json").read_text())["rows"]
+    return json_of(ROOT / f"experiments/results/{table}.json")["rows"]
 
 
 TABLE1, SPEED, TOGETHER, CONTROLS, FACTORIAL, REAL = map(

@@ -1,6 +1,5 @@
 """Evaluation: verdicts on completions, resuming, and ranks."""
 
-import json
 from functools import partial
 
 import pytest
@@ -13,7 +12,7 @@ from engine.model.contract import Sampling
 from engine.model.sampler import Sampler
 from tasks.table import SYSTEM_PROMPT
 from tests.engine.test_ranks import torchrun
-from tests.helpers.runs import ROOT, written
+from tests.helpers.runs import ROOT, json_of, written
 
 
 def always(answer):
@@ -73,7 +72,7 @@ def test_a_question_to_which_the_judge_does_not_apply_is_left_out(loaded):
 
 def test_an_interrupted_evaluation_goes_on_where_it_was(small, tmp_path):
     def score():
-        return json.loads((tmp_path / "a/eval-toy.json").read_text()) | {"seconds": None}
+        return json_of(tmp_path / "a/eval-toy.json") | {"seconds": None}
 
     whole, first = go(small, tmp_path / "a"), score()
     assert len(whole) == 1 + 10 + 20
@@ -93,7 +92,7 @@ def test_each_setting_has_files_of_its_own(small, tmp_path):
             assert go(small, tmp_path, *words) == first
             assert len([*tmp_path.glob("*.json")]) == count
     names = ["eval-toy", "eval-toy-2", "eval-toy-3"]
-    settings = [json.loads((tmp_path / f"{name}.json").read_text()) for name in names]
+    settings = [json_of(tmp_path / f"{name}.json") for name in names]
     assert [setting["temperature"] for setting in settings] == [1.0, 0.5, 1.0]
     assert [setting["samples"] for setting in settings] == [2, 2, 0]
     (tmp_path / "eval-toy.jsonl").write_text("a\n")  # of another program
@@ -118,7 +117,7 @@ def test_several_benchmarks_each_with_its_setting(tmp_path, capsys):
         "--questions", "3", "--samples", "0", "--max_new_tokens", "9",
         "--output_dir", f"{tmp_path}/out", "--benchmark", f"{tmp_path}/mine.jsonl", "toy"])
     assert capsys.readouterr().out.count("greedy  ") == 2
-    summary, toy = (json.loads((tmp_path / f"out/eval-{x}.json").read_text())
+    summary, toy = (json_of(tmp_path / f"out/eval-{x}.json")
                     for x in ("mine", "toy"))
     assert (summary["questions"], summary["max_new_tokens"]) == (2, 9)
     assert (summary["judge"], toy["judge"]) == ("gsm8k_accuracy", "toy_accuracy")
@@ -131,7 +130,7 @@ def test_each_number_is_said_in_words_with_its_interval(small, tmp_path, capsys)
     go(small, tmp_path, "--samples", "2")
     shown = capsys.readouterr().out
     assert shown.startswith("note: --samples is given more than once: the last one counts.")
-    sampled = json.loads((tmp_path / "eval-toy.json").read_text())["sampled"]
+    sampled = json_of(tmp_path / "eval-toy.json")["sampled"]
     for name, start in (("accuracy", "avg@2"), ("pass@2", "pass@2")):
         low, high = sampled["intervals"][name]
         assert f"  {start:8} {sampled[name]:.3f}  [{low:.3f}, {high:.3f}]  " in shown

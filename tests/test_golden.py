@@ -16,10 +16,11 @@ from conformance import compare, golden, probes
 from conformance.mistakes import VERSIONS
 from grpo import importance_ratio
 from tests.helpers.live import NODE, needs_node, run_js
+from tests.helpers.runs import json_of
 
 # by its path: `conformance.check` is a function
 check = SimpleNamespace(**runpy.run_path(str(golden.FILE.with_name("check.py"))))
-GOLDEN = json.loads(golden.FILE.read_text())
+GOLDEN = json_of(golden.FILE)
 PLAIN = {name: getattr(module, name) for module in (allocate, answers)
          for name in GOLDEN if hasattr(module, name)}
 

@@ -1,7 +1,6 @@
 """experiments/gpu.py: every part with a tiny model, parts that fail or take too long, and the
 page."""
 
-import json
 import os
 import signal
 import time
@@ -12,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from experiments import gpu
-from tests.helpers.runs import python
+from tests.helpers.runs import json_of, python
 
-BEFORE = json.loads(gpu.BEFORE.read_text())
+BEFORE = json_of(gpu.BEFORE)
 
 
 def measured(folder):
     """(what is stored in this folder, the page)"""
-    result = json.loads((folder / "gpu.json").read_text())
+    result = json_of(folder / "gpu.json")
     return result, (folder / "gpu.md").read_text()
 
 

@@ -1,14 +1,13 @@
 """docs/claims.md says what was stored in experiments/results, and pages and pictures are drawn from
 it."""
 
-import json
 import re
 from statistics import median
 
 import pytest
 
 from experiments.library import pictures
-from tests.helpers.runs import ROOT
+from tests.helpers.runs import ROOT, json_of
 
 TEXT = (ROOT / "docs/claims.md").read_text()
 # a mean and a standard deviation, as the pages write them
@@ -30,7 +29,7 @@ def test_each_spread_of_the_page_is_stored():
     """With as many digits as the page has, or in percent."""
     stored = set()
     for path in pictures.STORED.glob("*.json"):
-        for spread in spreads_in(json.loads(path.read_text())):
+        for spread in spreads_in(json_of(path)):
             mean, std = abs(spread["mean"]), spread["std"]
             for digits in range(4):
                 stored.add(f"{mean:.{digits}f} ± {std:.{digits}f}")
@@ -58,7 +57,7 @@ def test_a_row_of_the_table_says_what_its_section_says():
 
 
 def test_the_speed_beside_grpo_with_mini_batches_is_the_median_of_the_ratios_of_each_seed():
-    table = json.loads((pictures.STORED / "table1.json").read_text())
+    table = json_of(pictures.STORED / "table1.json")
     grpo, *others = [row["seconds"]["values"] for row in table["rows"]
                      if row["name"].endswith("4 mini-batches")]
     times = [f"{median(x / y for x, y in zip(grpo, own)):.1f}" for own in others]

@@ -1,6 +1,5 @@
 """experiments/library/train_for.py and learning.py: runs of the same seconds, and their page."""
 
-import json
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from engine.run.config import config_of
 from experiments import learning
 from experiments.library.train_for import train_for
 from tasks import toy
+from tests.helpers.runs import json_of
 
 CPU = torch.device("cpu")
 
@@ -40,7 +40,7 @@ def test_the_learning_study_makes_base_pilot_and_runs_once_and_a_page(tmp_path, 
     results = tmp_path / "runs/results"
     page = (results / "learning_quick.md").read_text()
     assert "## Plan, written before the runs" in page and "| CPPO, P=0.875 | " in page
-    found = json.loads((results / "learning_quick.json").read_text())
+    found = json_of(results / "learning_quick.json")
     assert [row["name"] for row in found["rows"]] == list(learning.FIRST)
     assert (results / "learning_quick.png").exists()
 

@@ -1,6 +1,7 @@
 """What tests of whole runs share: the project's folder, files of questions, runs of train.py in
 this process, and what other processes need."""
 
+import json
 import os
 import socket
 import subprocess
@@ -41,6 +42,11 @@ def metrics_of(folder):
         {name: value for name, value in row.items() if not name.startswith("seconds")}
         for row in files.read(folder / "metrics.jsonl")
     ]
+
+
+def json_of(path):
+    """What a JSON file holds."""
+    return json.loads(path.read_text())
 
 
 def written(path, rows):
