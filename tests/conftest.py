@@ -71,11 +71,7 @@ def pytest_collection_modifyitems(items, config):
     processes end together."""
     if config.getoption("solutions"):
         items[:] = of_a_student(items, config)
-    items.sort(
-        key=lambda item: (
-            LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
-        )
-    )
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
 # --- the student's files ---
@@ -139,7 +135,7 @@ class TestsOfAnExercise(pytest.Module):
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, name, module)
             spec.loader.exec_module(module)
-            written = vars(module).keys() - blank_ones(path.read_text(encoding="utf-8"))
+            written = vars(module).keys() - blank_ones(path.read_text())
             self.tested = {only} if only else written.intersection(self.functions)
             for function in {*self.functions} - self.tested:
                 setattr(module, function, getattr(ours, function))

@@ -1,11 +1,8 @@
 """conformance/: other people's functions are checked, and what is wrong is said in one sentence."""
 
-import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -16,9 +13,8 @@ from conformance import check, compare
 from conformance.compare import MODULES, OURS, diagnose
 from conformance.mistakes import LOSSES, VERSIONS, version_of
 from conformance.theirs import Theirs
-from cppo import batch_rows, prune
-from family.gfpo import retain
-from tests.concepts.test_copying import ROOT
+from cppo import prune
+from tests.helpers.runs import ROOT, json_of, python
 
 # Of the losses, two: the others are made of the same parts.
 NAMED = [name for name in VERSIONS if not name.endswith("_loss")]
@@ -43,21 +39,17 @@ def here(tmp_path, capfd, forked):
         code = kit.main([str(mine), "--json", str(file), *map(str, words)])
         output = "".join(capfd.readouterr())
         assert "Traceback" not in output
-        written = json.loads(file.read_text())
+        written = json_of(file)
         assert written["exit_code"] == code
         return code, output, written
 
     return run
 
 
-def conform(path, *words, before="", folder=ROOT, **env):
+def conform(path, *words, before="", **options):
     """(exit code, output) of `python -m conformance`. before: lines that run first."""
     program = f"{before}\nimport runpy\nrunpy.run_module('conformance', run_name='__main__')"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, str(path), *map(str, words)], cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | env, capture_output=True, text=True,
-        timeout=500)
-    return done.returncode, done.stdout + done.stderr
+    return python("-W", "ignore", "-c", program, path, *words, **options)
 
 
 def sentences(written):
@@ -178,8 +170,6 @@ def test_what_is_said_of_advantages(formula, words):
     ("token_entropies", lambda x: torch.distributions.Categorical(logits=x).entropy(), "✓."),
     # kept completions may stand in any order
     ("prune", lambda a, k: prune(a, k).flip(1), "≈ another order."),
-    ("batch_rows", lambda kept, G: batch_rows(kept, G).flip(0), "≈ another order."),
-    ("prune", lambda a, k: retain(a.abs(), k).flip(1), "✗ the smallest |A| are kept."),
     ("prune", lambda a, k: 0 * prune(a, k), f"– {compare.UNKNOWN}."),
     ("kl_k3", lambda p, q: (q - p).exp() - (q - p) - 1, "△ at a log-ratio of 1e-6 in float32"),
     ("kl_k3", lambda p, q: torch.expm1((q - p).double()) - (q - p), "✓."),
@@ -319,7 +309,7 @@ def test_what_breaks_is_told_in_one_sentence_and_hides_no_other_function(tmp_pat
     (info / "entry_points.txt").write_text("[pytest11]\nforeign = foreign\n")
     code, output = conform(
         mine, "--json", file, PYTHONPATH=str(tmp_path), PYTEST_ADDOPTS="--no-such-option")
-    lines = sentences(json.loads(file.read_text()))
+    lines = sentences(json_of(file))
     assert lines.keys() == SENTENCES.keys()
     for name, words in SENTENCES.items():
         assert words in lines[name]
@@ -428,13 +418,13 @@ def prune(a, k):
 @pytest.mark.slow
 def test_it_runs_from_any_folder_once_it_is_installed(tmp_path):
     """In a folder that has a grpo.py and a tests of its own."""
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
     copy, site, mine = tmp_path / "copy", tmp_path / "site", tmp_path / "mine"
     # a copy, because the build leaves a folder where it runs
     left_out = shutil.ignore_patterns(".*", "docs", "results", "runs", "__pycache__")
     shutil.copytree(ROOT, copy, ignore=left_out)
-    done = subprocess.run([*pip, "--target", str(site), str(copy)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    install = "-m pip install -q --no-deps --no-build-isolation --target".split()
+    code, output = python(*install, site, copy)
+    assert code == 0, output
     (mine / "tests").mkdir(parents=True)
     (mine / "tests" / "__init__.py").write_text("raise ImportError('the tests of another project')")
     (mine / "grpo.py").write_text("theirs = lambda p, q: q - p\n")

@@ -2,9 +2,6 @@
 environment with it."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,10 +15,9 @@ trl = pytest.importorskip("trl", reason="TRL is not installed: bash examples/tes
 
 from examples import cppo_in_trl  # noqa: E402
 from examples.cppo_in_trl import CPPOTrainer  # noqa: E402
-from tests.helpers.runs import ENVIRONMENT  # noqa: E402
+from tests.helpers.runs import python  # noqa: E402
 from tests.helpers.training import weights_of  # noqa: E402
 
-ROOT = Path(__file__).parents[1]
 G = 8
 
 
@@ -167,9 +163,6 @@ def two_devices(folder, rows):
 def test_on_two_devices_each_holds_whole_groups(rows, said, tmp_path):
     (tmp_path / "program.py").write_text(
         f"from tests.test_cppo_in_trl import two_devices\ntwo_devices({str(tmp_path)!r}, {rows})")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-               "2", tmp_path / "program.py"]
-    done = subprocess.run(
-        command, env=os.environ | ENVIRONMENT, cwd=ROOT, capture_output=True,
-        text=True, timeout=200)
-    assert (done.stdout + done.stderr).count(said) >= 2, done.stderr[-2000:]
+    two = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
+    _, output = python(*two, tmp_path / "program.py")
+    assert output.count(said) >= 2, output[-2000:]

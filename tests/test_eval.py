@@ -1,8 +1,6 @@
 """Evaluation: verdicts on completions, resuming, and ranks."""
 
-import json
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +12,7 @@ from engine.model.contract import Sampling
 from engine.model.sampler import Sampler
 from tasks.table import SYSTEM_PROMPT
 from tests.engine.test_ranks import torchrun
-from tests.helpers.runs import written
-
-ROOT = Path(__file__).parent.parent
+from tests.helpers.runs import ROOT, json_of, written
 
 
 def always(answer):
@@ -76,31 +72,29 @@ def test_a_question_to_which_the_judge_does_not_apply_is_left_out(loaded):
 
 def test_an_interrupted_evaluation_goes_on_where_it_was(small, tmp_path):
     def score():
-        return json.loads((tmp_path / "a/eval-toy.json").read_text()) | {"seconds": None}
+        return json_of(tmp_path / "a/eval-toy.json") | {"seconds": None}
 
     whole, first = go(small, tmp_path / "a"), score()
     assert len(whole) == 1 + 10 + 20
-    for cut in (5, 16, 31):  # after so many lines, and in the middle of the next one
-        text = "\n".join([*whole[:cut], *whole[cut : cut + 1]])
-        (tmp_path / "a/eval-toy.jsonl").write_text(text[:-30] if cut < 31 else text)
-        assert go(small, tmp_path / "a") == whole and score() == first
-    for lines in (whole[:14] + whole[15:], whole[:14] + whole[13:]):  # one is lost, one is doubled
-        (tmp_path / "a/eval-toy.jsonl").write_text("\n".join(lines))
+    # it has ended; a line is lost; a line is doubled; it was stopped in the middle of a line
+    files_of = [whole, whole[:14] + whole[15:], whole[:14] + whole[13:]]
+    texts = ["\n".join(lines) for lines in files_of]
+    texts += ["\n".join(whole[:count])[:-30] for count in (6, 17)]
+    for text in texts:
+        (tmp_path / "a/eval-toy.jsonl").write_text(text)
         assert go(small, tmp_path / "a") == whole and score() == first
 
 
 def test_each_setting_has_files_of_its_own(small, tmp_path):
     first = go(small, tmp_path)
-    made = []
-    for words in (["--temperature", "0.5"], ["--samples", "0"]):
+    for words, count in ((["--temperature", "0.5"], 2), (["--samples", "0"], 3)):
         for _ in range(2):  # the second time it goes on where it was: at its end
             assert go(small, tmp_path, *words) == first
-            made.append(sorted(path.name for path in tmp_path.glob("*.json")))
-    assert made[0] == made[1] == ["eval-toy-2.json", "eval-toy.json"]
-    assert made[2] == made[3] == ["eval-toy-2.json", "eval-toy-3.json", "eval-toy.json"]
-    settings = [json.loads((tmp_path / name).read_text()) for name in made[3]]
-    assert [setting["temperature"] for setting in settings] == [0.5, 1.0, 1.0]
-    assert [setting["samples"] for setting in settings] == [2, 0, 2]
+            assert len([*tmp_path.glob("*.json")]) == count
+    names = ["eval-toy", "eval-toy-2", "eval-toy-3"]
+    settings = [json_of(tmp_path / f"{name}.json") for name in names]
+    assert [setting["temperature"] for setting in settings] == [1.0, 0.5, 1.0]
+    assert [setting["samples"] for setting in settings] == [2, 2, 0]
     (tmp_path / "eval-toy.jsonl").write_text("a\n")  # of another program
     with pytest.raises(UserError, match="no file of answers"):
         go(small, tmp_path)
@@ -123,7 +117,7 @@ def test_several_benchmarks_each_with_its_setting(tmp_path, capsys):
         "--questions", "3", "--samples", "0", "--max_new_tokens", "9",
         "--output_dir", f"{tmp_path}/out", "--benchmark", f"{tmp_path}/mine.jsonl", "toy"])
     assert capsys.readouterr().out.count("greedy  ") == 2
-    summary, toy = (json.loads((tmp_path / f"out/eval-{x}.json").read_text())
+    summary, toy = (json_of(tmp_path / f"out/eval-{x}.json")
                     for x in ("mine", "toy"))
     assert (summary["questions"], summary["max_new_tokens"]) == (2, 9)
     assert (summary["judge"], toy["judge"]) == ("gsm8k_accuracy", "toy_accuracy")
@@ -136,14 +130,10 @@ def test_each_number_is_said_in_words_with_its_interval(small, tmp_path, capsys)
     go(small, tmp_path, "--samples", "2")
     shown = capsys.readouterr().out
     assert shown.startswith("note: --samples is given more than once: the last one counts.")
-    scores = json.loads((tmp_path / "eval-toy.json").read_text())
-    for part, name, start in (
-        ("greedy", "accuracy", "greedy"), ("sampled", "accuracy", "avg@2"),
-        ("sampled", "pass@2", "pass@2"),
-    ):
-        low, high = scores[part]["intervals"][name]
-        line = f"  {start:8} {scores[part][name]:.3f}  [{low:.3f}, {high:.3f}]  "
-        assert line in shown
+    sampled = json_of(tmp_path / "eval-toy.json")["sampled"]
+    for name, start in (("accuracy", "avg@2"), ("pass@2", "pass@2")):
+        low, high = sampled["intervals"][name]
+        assert f"  {start:8} {sampled[name]:.3f}  [{low:.3f}, {high:.3f}]  " in shown
     assert max(map(len, shown.splitlines()[:-1])) <= 100  # the last one names the files
 
 

@@ -3,7 +3,6 @@ lines say."""
 
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,9 +22,9 @@ from examples.my_loss import dual_clip_loss, with_entropy
 from examples.my_reward import brevity, shows_steps
 from examples.my_rule import group_length, per_token
 from experiments.library import toy_model
+from tests.helpers.runs import ROOT
 from tests.helpers.training import a_rollout, completion_logprobs, completions, one_step, updated
 
-ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
@@ -52,9 +51,7 @@ def test_a_metric_of_ones_own_is_gfpos_filter(name):
     rows, advantages = algorithm.keep_completions(rollout, torch.zeros(1, 8))
     kept = [0, 2, 4, 6] if name == "gfpo" else [*range(8)]  # no history yet: the largest k
     assert rows.tolist() == kept
-    A = advantages[0, kept]
-    assert abs(A.mean()) < 1e-6 and A.std(correction=0) == pytest.approx(1, rel=1e-3)
-    assert (A > 0).tolist() == [rewards[0, i] > 0 for i in kept]
+    assert abs(advantages[0, kept].mean()) < 1e-6 and advantages[0, 0] > 0 > advantages[0, 2]
 
 
 def test_a_metric_of_another_shape_is_refused(tmp_path):

@@ -2,20 +2,17 @@
 lost; the cells of the notebooks judge a function by its tests."""
 
 import ast
-import os
 import re
 import runpy
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from cppo import prune
-from grpo import group_advantages, grpo_loss, sequence_mean_weights, token_logprobs
 from notebooks.exercises.judge import judge
 from notebooks.exercises.make import FILES, ROOT, TESTS, exercises, given, main, make
 from tests import conftest
+from tests.helpers.runs import python
 
 NAMES = {
     str(file): [function.name for function in exercises((ROOT / file).read_text())]
@@ -45,16 +42,13 @@ def fill(folder, file, name, line):
 
 def run(*words):
     """(the files of passed tests, those of failed ones, the output) of pytest."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rpfE", "--tb=line"]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, *map(str, words)], cwd=ROOT, env=env, capture_output=True,
-                          text=True, timeout=300)
-    output = done.stdout + done.stderr
+    options = "-m pytest -p no:cacheprovider -q -rpfE --tb=line".split()
+    code, output = python(*options, *words)
     passed, failed = (
         re.findall(rf"^{word} \S*/test_(\w+)\.py::", output, re.MULTILINE)
         for word in ("PASSED", "FAILED")
     )
-    assert (done.returncode == 0) == (passed != [] and not failed)
+    assert (code == 0) == (passed != [] and not failed)
     return passed, failed, output
 
 
@@ -127,18 +121,13 @@ def test_options_without_files_are_told_in_one_sentence(options, sentence):
 
 
 @pytest.mark.slow
-def test_every_function_has_a_test_about_it_and_the_right_ones_pass_all(tmp_path):
+def test_every_function_has_a_test_about_it(tmp_path):
     every = [test for tests in TESTED.values() for test in tests]
     make(tmp_path)
     write(tmp_path, "cppo.py", ["prune"])
-    _, failed, output = run(*every, "--solutions", tmp_path)
+    passed, failed, output = run(*every, "--solutions", tmp_path)
+    assert passed and not failed
     assert blank_ones(output) == {name for names in NAMES.values() for name in names} - {"prune"}
-    for file, names in NAMES.items():
-        if file != "cppo.py":
-            write(tmp_path, file, names)
-    write(tmp_path, "cppo.py", [name for name in NAMES["cppo.py"] if name != "prune"])
-    passed, failed, _ = run(*every, "--solutions", tmp_path)
-    assert failed == [] and {f"test_{name}" for name in passed} == {test.stem for test in every}
 
 
 # --- the cells of the notebooks ---
@@ -148,25 +137,6 @@ SOLUTIONS = {
     for path in sorted(ROOT.glob("notebooks/solutions/*.py"))
     for name, function in runpy.run_path(str(path)).items() if name.startswith("my_")
 }
-WRONG = {  # what somebody may write
-    "my_leave_one_out_advantages": lambda r: r - r.mean(1, keepdim=True),
-    "my_token_entropies": lambda logits, temperature=1: -logits.log_softmax(-1).mean(-1),
-    "my_token_mean_weights": sequence_mean_weights,
-    "my_retain": lambda metric, k, largest=False: metric.topk(k).indices,
-    "my_batch_rows": lambda kept, group_size: kept.flatten(),
-    "my_max_variance_subset": lambda r, m: prune(group_advantages(r), m),
-    "my_keep_count": lambda group_size, rate: int(group_size * (1 - rate)),
-    "my_adaptive_k": lambda mean, history, ks=(4, 6, 8, 8): (mean < history.median()).long() + 4,
-    "my_completion_mask": lambda completions, eos: completions != eos,
-    "my_positions": lambda mask: mask.cumsum(1),
-    "my_drgrpo_loss": lambda *batch, max_tokens=None, **options: grpo_loss(*batch, **options),
-    "my_kept_logprobs": lambda logits, tokens, kept, **options: token_logprobs(
-        logits, tokens, **options),
-    "my_prune_pooled": lambda A, n, **options: A.abs().topk(n // 2).indices.flatten(),
-    "my_gae": lambda rewards, values, mask, **options: (rewards - values, rewards),
-}
-
-
 @pytest.mark.parametrize("name", SOLUTIONS)
 def test_a_cell_says_green_not_solved_yet_or_what_the_first_failing_test_says(name, capsys):
     def said(function):
@@ -178,7 +148,7 @@ def test_a_cell_says_green_not_solved_yet_or_what_the_first_failing_test_says(na
     assert said(lambda *_, **options: None) == f"{name}: not solved yet.\n"
     # a sentence of several words, and the file
     one = r'\w+: \d+ of \d+ tests fail. The first one says: "(\w+ ){3,}\w+" \(tests/\S+\). .+\n'
-    assert re.fullmatch(one, said(lambda *a, **options: WRONG[name](*a, **options)))
+    assert re.fullmatch(one, said(lambda *_, **options: torch.tensor(7.0)))
 
 
 def test_each_exercise_of_a_notebook_has_its_solution():

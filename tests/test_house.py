@@ -3,17 +3,14 @@ long, and few stand between a step and its gradient. The imports inside function
 
 import ast
 import json
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.helpers.runs import ROOT, python
+
 ROOMS = ["base", "model", "data", "scoring", "run"]  # each knows itself and those before it
-PAPER = ["grpo", "cppo", "allocate", "rewards", "scores"]
 LABORATORY = {"experiments", "conformance", "examples", "notebooks", "tests"}
 FOLDERS = (".", "answers", "family", "tasks", "judges", "tools", "engine/*")
 FILES = [
@@ -22,7 +19,13 @@ FILES = [
 MODULES = {
     ".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
 TREES = {
-    name: ast.parse((ROOT / path).read_text(encoding="utf-8")) for name, path in MODULES.items()}
+    name: ast.parse((ROOT / path).read_text()) for name, path in MODULES.items()}
+PARTS = {name.split(".")[0] for name in MODULES}  # of the house
+KNOWS = {  # the parts that a part may import; any other part may import all
+    **dict.fromkeys(["grpo", "cppo", "allocate", "scores", "family"], {"grpo"}),
+    "rewards": {"answers"}, "answers": {"answers"}, "judges": {"judges", "answers"},
+    "algorithms": PARTS - {"engine"},
+}
 
 
 def imported(tree):
@@ -53,38 +56,16 @@ def test_a_room_knows_only_the_rooms_before_it_and_not_the_loop():
             assert not later, f"{name} imports {later}"
 
 
-def test_the_paper_the_family_and_the_table_do_not_know_the_machine():
-    for name, others in GRAPH.items():
-        if name in PAPER or name.startswith("family."):
-            assert others <= {"answers"} if name == "rewards" else others <= {"grpo"}, name
-    assert not [other for other in GRAPH["algorithms"] if other.startswith("engine.")]
-
-
-def test_a_judge_is_copied_with_the_answers_alone():
-    for name, others in GRAPH.items():
-        if name.startswith("judges."):
-            ours = {other for other in others if not other.startswith("judges.")}
-            assert ours <= {"answers"}, name
-        if name.split(".")[0] == "answers":
-            assert {other.split(".")[0] for other in others} <= {"answers"}, name
-
-
-def test_only_programs_know_the_tools():
-    for name, others in GRAPH.items():
-        if name not in ("train", "eval") and not name.startswith("tools."):
-            assert not [other for other in others if other.startswith("tools.")], name
-
-
-def test_a_data_set_is_plain_python():
+def test_a_part_of_the_house_imports_only_what_it_may():
+    """The paper and the family know no machine, nothing knows the laboratory, only programs know
+    the tools, and a data set is plain Python."""
     for name, others in IMPORTED.items():
-        if name.startswith("tasks."):
-            known = {other.split(".")[0] for other in others}
+        part, known = name.split(".")[0], {other.split(".")[0] for other in others}
+        assert not known & LABORATORY, name
+        assert known & PARTS <= KNOWS.get(part, PARTS), name
+        assert "tools" not in known or part in ("train", "eval", "tools"), name
+        if part == "tasks":
             assert known <= {"tasks", *sys.stdlib_module_names}, name
-
-
-def test_nothing_that_trains_knows_the_laboratory():
-    for name, others in IMPORTED.items():
-        assert not {other.split(".")[0] for other in others} & LABORATORY, name
 
 
 def test_there_is_no_circle():
@@ -178,10 +159,8 @@ NAMES = 36  # that train.py imports
 
 @pytest.mark.slow
 def test_a_reader_passes_few_functions_before_the_first_gradient(tmp_path):
-    words = [sys.executable, "-c", TRACE, str(tmp_path / "run")]
-    run = subprocess.run(words, cwd=ROOT, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-                         capture_output=True, text=True, check=True)
-    entered = json.loads(re.search(r"^entered (.+)$", run.stdout, re.MULTILINE)[1])
+    _, said = python("-c", TRACE, tmp_path / "run")
+    entered = json.loads(re.search(r"^entered (.+)$", said, re.MULTILINE)[1])
     assert 50 < len(entered) <= FUNCTIONS and len({path for path, _ in entered}) <= IN_FILES
 
 

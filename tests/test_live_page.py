@@ -8,18 +8,17 @@ import json
 import re
 import runpy
 from collections import Counter
-from pathlib import Path
 from statistics import mean
 
 import pytest
 
 from docs.speedups import seconds_to_goal
 from tests.helpers.live import needs_node, run_js, weights_in_base64
+from tests.helpers.runs import ROOT, json_of
 
-ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "live.html"
 SOURCES = ROOT / "docs" / "live"
-EARLIER = json.loads((SOURCES / "earlier.json").read_text())
+EARLIER = json_of(SOURCES / "earlier.json")
 
 
 @pytest.mark.parametrize("name", ["live", "you"])
@@ -132,7 +131,7 @@ def test_the_figures_that_the_page_quotes_are_measured():
     page, results = (SOURCES / "page.html").read_text(), ROOT / "experiments" / "results"
     start, later = (
         [measured[f"1/|o|: k = 2: {name}"]["mean"] for name in ("cosine", "norm of the sum")]
-        for measured in json.loads((results / "claims.json").read_text())["advantage"])
+        for measured in json_of(results / "claims.json")["advantage"])
     assert f"gradients is {later[0]:.2f})" in page and f"half ({start[0]:.2f})" in page
     # a mean over 2 of 16 completions counts each of them 8 times as much
     assert f"gradients are {8 * later[1]:.1f} and {8 * start[1]:.1f} times as long" in page

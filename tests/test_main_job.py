@@ -1,14 +1,13 @@
 """The README's first command, from nothing, in an empty folder: the base guesses, training makes it
 think and be right."""
 
-import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.helpers.runs import ROOT, json_of
+
 SHORT = ["--steps", "8", "--eval_questions", "32"]
 
 
@@ -21,7 +20,7 @@ def test_torchrun_train_py_teaches_the_toy_to_think(words, accuracy, longer, tmp
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
     run = tmp_path / "runs/toy-cppo-1"
-    summary = json.loads((run / "summary.json").read_text())
+    summary = json_of(run / "summary.json")
     before, after = summary["before"], summary["after"]
     assert before["sampled"]["accuracy"] <= 0.50 < accuracy <= after["sampled"]["accuracy"]
     assert after["sampled"]["length"] >= longer * before["sampled"]["length"]

@@ -3,9 +3,6 @@
 import json
 import re
 import runpy
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,10 +17,11 @@ from transformers import (
 
 from experiments.library import toy_model
 from tasks import toy
+from tests.helpers.runs import ROOT, python
 
 pytestmark = pytest.mark.slow
 
-EXAMPLE = Path(__file__).parents[1] / "examples/my_reward_model.py"
+EXAMPLE = ROOT / "examples/my_reward_model.py"
 QUESTIONS = ["1+2=?", "9-4+7=?", "3=?", "8+8=?", "5-1=?"]
 COMPLETIONS = [
     "<answer>3</answer>", "<think>9-4=5;5+7=12;</think>\n<answer>12</answer>", "3", "", "<answer>4",
@@ -101,11 +99,9 @@ def test_an_encoder_reads_a_pair(load, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     judge = load(tmp_path)
     [found, _] = judge.judged(["1 2", "3"], question=["3 + 4 = ?", "1"])
-    cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
-    asked, answered = (tokenizer(text, add_special_tokens=False)["input_ids"]
-                       for text in ("3 + 4 = ?", "1 2"))
-    tokens = torch.tensor([[cls, *asked, sep, *answered, sep]])
-    types = torch.tensor([[0] * (len(asked) + 2) + [1] * (len(answered) + 1)])
+    read = "[CLS] 3 + 4 = ? [SEP] 1 2 [SEP]".split()
+    tokens = torch.tensor([tokenizer.convert_tokens_to_ids(read)])
+    types = torch.tensor([[0] * 7 + [1] * 3])
     with torch.no_grad():
         expected = judge.model(tokens, token_type_ids=types).logits.item()
     assert found == pytest.approx(expected, rel=1e-4)
@@ -126,10 +122,9 @@ def test_a_reward_model_learns_what_people_prefer(mark, says, load, tmp_path):
             rows.append(json.dumps({"question": row["question"]} | marked))
     (tmp_path / "marks.jsonl").write_text("\n".join(rows))
     words = f"--model {toy.BASE} --marks {tmp_path}/marks.jsonl --output {tmp_path}/judge"
-    program = [sys.executable, EXAMPLE.with_name("train_reward_model.py"), *words.split()]
-    program += ["--lr", "1e-3", "--epochs", "4"]
-    done = subprocess.run(program, capture_output=True, text=True)
-    assert re.search(says, done.stdout), done.stderr
+    words += " --lr 1e-3 --epochs 4"
+    _, said = python(EXAMPLE.with_name("train_reward_model.py"), *words.split())
+    assert re.search(says, said), said
     judge = load(tmp_path / "judge")
     new = toy.question(0, "test")
     thought = f"<think>{new['thoughts']}</think>\n<answer>{new['answer']}</answer>"

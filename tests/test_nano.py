@@ -28,7 +28,7 @@ from engine.data.questions import load_questions
 from engine.model.contract import Completions, Sampling
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy, completion_mask
-from grpo import group_advantages, grpo_loss, sequence_mean_weights
+from grpo import group_advantages, grpo_loss
 from tasks import toy
 from tasks.table import TASKS
 from tests.engine.test_ranks import torchrun
@@ -44,7 +44,7 @@ close = torch.testing.assert_close
 
 
 def test_nano_is_one_file_and_short():
-    lines = FILE.read_text(encoding="utf-8").splitlines()
+    lines = FILE.read_text().splitlines()
     assert len(lines) <= 220 and max(map(len, lines)) <= 100
 
 
@@ -81,7 +81,7 @@ def test_the_loss_and_its_gradient(sign, old_gap, ref_gap):
     base = (noise[0] - 2).masked_fill(~MASK, -torch.inf)
     old_logp, ref_logp = base - old_gap - noise[1], base - ref_gap - noise[2]
     A = sign * torch.tensor([1.5, 2.0, 0.7, -0.4])
-    weights = sequence_mean_weights(MASK)
+    weights = nano.sequence_mean_weights(MASK, len(MASK))
     logp, logp_too = (base.clone().requires_grad_() for _ in range(2))
     old, ref = (x.clone().requires_grad_() for x in (old_logp, ref_logp))  # they get no gradient
     loss = nano.cppo_loss(logp, old, ref, A, MASK, weights)

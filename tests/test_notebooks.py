@@ -6,13 +6,13 @@ notebooks/[1-7]*.ipynb
 """
 
 import re
-from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
-ROOT = Path(__file__).parent.parent
+from tests.helpers.runs import ROOT
+
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("[1-9]_*.ipynb"))
 LAB = FOLDER / "lab.ipynb"
@@ -51,7 +51,7 @@ def test_a_notebook_holds_a_whole_run_and_the_source_of_today(path):
     assert "error" not in [output.output_type for output in outputs]
     shown = [output.get("data", {}).get("text/markdown", "") for output in outputs]
     for file, code in re.findall(r"`(.*)`\n\n```python\n([^`]*)", "\n\n".join(shown)):
-        assert code in (ROOT / file).read_text(encoding="utf-8"), f"it shows an old {file}"
+        assert code in (ROOT / file).read_text(), f"it shows an old {file}"
 
 
 @pytest.mark.slow

@@ -3,12 +3,12 @@ requirements.txt, CITATION.cff, docs/CHANGELOG.md and the files themselves."""
 
 import re
 import tomllib
-from pathlib import Path
 
 import yaml
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parent.parent
+from tests.helpers.runs import ROOT
+
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 

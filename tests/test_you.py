@@ -2,7 +2,6 @@
 model again that was taught, and a script plays the three goals."""
 
 import json
-import random
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,10 @@ import torch
 
 from algorithms import resolve
 from cppo import prune
-from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
 from grpo import group_advantages
-from tests.helpers.examples import named
-from tests.helpers.live import close, completions_of, flat, model_of_page
+from tests.helpers.live import close, completions_of, flat, model_of_page, trained_on
 from tests.helpers.training import completion_logprobs, networks_around
-from train import train_step
-from update import Limits
 
 PAGE = Path(__file__).parent.parent / "docs" / "you.html"
 
@@ -73,12 +68,10 @@ def test_clicks_are_the_rewards_of_train_step_and_a_link_makes_the_model_again(o
     networks = networks_around(Policy(model.float()), tokenizer, lr=1e-3)
     for seen, liked, rate in rounds:
         texts, rewards = answers_of(seen, liked)
-        drawn = completions_of(texts, tokenizer)
-        networks.sampler.sample = lambda *_, drawn=drawn: drawn
         algorithm = resolve("cppo", group_size=16, mu=2, beta=0.0, pruning_rate=rate)
-        step = train_step(
-            networks, algorithm, named(lambda *_, own=rewards, **columns: own), Sampling(48),
-            Limits(), [{"prompt": tokenizer.encode(seen["question"])}], random.Random(0))
+        asked = [{"prompt": tokenizer.encode(seen["question"])}]
+        step = trained_on(
+            texts, networks, algorithm, asked, lambda *_, own=rewards, **columns: own)
         assert len(step.rows) == 16 * (1 - rate) and 0 < sum(rewards) < 16
     asked, chosen, rejected = page.run("Object.values(pairs().at(-1))")  # of the newest clicks
     assert [asked, rewards[texts.index(chosen)], rewards[texts.index(rejected)]] == [
@@ -154,14 +147,3 @@ def test_an_older_link_says_so_and_another_question_is_no_round(opened):
     page.click("#other")
     page.wait("taught.length && seen", 30)
     assert "round 1" in page.run("link() + $('round').innerText")
-
-
-def test_the_story_says_whether_that_came_which_was_asked_for(opened):
-    page = opened()
-    page.run("""taught = [{ share: .5, liked: [0], rows: [{ even: true }],
-                            pushed: { thinks: 0, right: 0, even: 1 } }];
-                [first, now] = [[.36, .44, .48], [.8, .4, .58]].map(
-                  ([thinks, right, even]) => ({ thinks, right, even }))""")
-    assert page.run("story().slice(1).join(' ')").replace("\N{NO-BREAK SPACE}", " ") == (
-        "You asked it to give even numbers: “even number” 48 % → 58 %, within chance. "
-        "It learned to think instead.")

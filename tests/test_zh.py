@@ -5,6 +5,7 @@ that the commands work in test_typed.py."""
 from docs import stale
 
 ENGLISH = "# Ask\n\nCPPO keeps\n4 of 16.\n\n## Learn\n\nIt learns.\n\n```\n# a comment\n```\n"
+ENGLISH += "\n## More\n\nIt is not translated.\n"
 CHINESE = "# 提问\n\nCPPO 保留 16 个中的 4 个。\n\n## 学习\n\n它会学习。\n"
 
 
@@ -22,17 +23,15 @@ def test_a_changed_section_is_listed_until_it_is_translated(tmp_path, monkeypatc
     monkeypatch.setattr(stale, "PAGES", [chinese])
 
     def listed(text, *words):
-        english.write_text(text, encoding="utf-8")
+        english.write_text(text)
         stale.main(words)
         return capsys.readouterr().out
 
-    chinese.write_text(f"{CHINESE}\n{stale.REST}\n\n[更多](../page.md#more)\n", encoding="utf-8")
-    everything = f"{ENGLISH}\n## More\n\nIt is not translated.\n"
+    chinese.write_text(f"{CHINESE}\n{stale.REST}\n\n[更多](../page.md#more)\n")
     translate = "--translated", "zh/page.md"
-    assert listed(everything) == "zh/page.md\n  # Ask\n  ## Learn\n"
-    assert listed(everything, *translate) == ""
-    assert listed(everything.replace("keeps\n4", "keeps 4")) == ""
-    changed = everything.replace("It learns", "The model learns").replace("is not", "may be")
+    assert listed(ENGLISH) == "zh/page.md\n  # Ask\n  ## Learn\n"
+    assert listed(ENGLISH, *translate) == listed(ENGLISH.replace("keeps\n4", "keeps 4")) == ""
+    changed = ENGLISH.replace("It learns", "The model learns").replace("is not", "may be")
     assert listed(changed) == "zh/page.md\n  ## Learn\n"
     assert listed(changed, *translate) == listed(changed) == ""
-    assert chinese.read_text(encoding="utf-8").count("English sections") == 1
+    assert chinese.read_text().count("English sections") == 1

@@ -1,6 +1,5 @@
 """The benchmarks run, and what they measure holds: memory falls with k."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 
 from experiments import memory, vs_trl
 from experiments.library import rules
+from tests.helpers.runs import json_of
 from tests.helpers.training import at_pace
 
 pytestmark = pytest.mark.slow
@@ -20,7 +20,7 @@ def test_memory(tmp_path, monkeypatch):
         monkeypatch.setattr(memory, name, value)
     at_pace(monkeypatch, chunk_elements=2**20)
     memory.main(["--output", str(tmp_path)])
-    result = json.loads((tmp_path / "memory.json").read_text())
+    result = json_of(tmp_path / "memory.json")
     peak = {(row["k"], row["way"]): row["peak"] for row in result["points"]}
     assert peak[16, "default"] > 2 * peak[2, "default"]
     assert peak[16, "naive"] > 1.3 * peak[16, "default"]
@@ -35,9 +35,9 @@ PAGES = {
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_says_what_is_stored(name):
     stored = Path(memory.__file__).parent / f"results/{name}.json"
-    result = json.loads(stored.read_text(encoding="utf-8"))
+    result = json_of(stored)
     page = PAGES[name].page(result)
-    assert page == stored.with_suffix(".md").read_text(encoding="utf-8")
+    assert page == stored.with_suffix(".md").read_text()
 
 
 def test_one_of_each_kind():

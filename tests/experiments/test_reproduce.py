@@ -1,6 +1,5 @@
 """reproduce.py: its arithmetic, and the whole of it, small."""
 
-import json
 import statistics
 from functools import partial
 from unittest import mock
@@ -15,6 +14,7 @@ from experiments import reproduce
 from experiments.library import toy_model
 from experiments.library.study import words_of
 from experiments.reproduce import TABLES, main, summarize
+from tests.helpers.runs import json_of
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +89,7 @@ def test_a_table_and_its_picture_are_made(name, of_its_own, tmp_path, monkeypatc
     monkeypatch.setattr(toy_model, "warm_start", partial(toy_model.warm_start, steps=80))
     main(["--table", name, "--quick"])
     stem = tmp_path / "runs/reproduce-quick" / reproduce.stem_of(name)
-    rows = json.loads(stem.with_suffix(".json").read_text())["rows"]
+    rows = json_of(stem.with_suffix(".json"))["rows"]
     text = stem.with_suffix(".md").read_text()
     assert [row["name"] for row in rows] == list(TABLES[name].methods)
     assert all(row["name"].replace("|", "\\|") in text for row in rows) and of_its_own in text

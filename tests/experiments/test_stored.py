@@ -1,17 +1,15 @@
 """docs/claims.md says what was stored in experiments/results, and pages and pictures are drawn from
 it."""
 
-import json
 import re
-from pathlib import Path
 from statistics import median
 
 import pytest
 
 from experiments.library import pictures
+from tests.helpers.runs import ROOT, json_of
 
-ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs/claims.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs/claims.md").read_text()
 # a mean and a standard deviation, as the pages write them
 SPREAD = r"\d[\d.]* ± \d[\d.]*\d"
 
@@ -31,13 +29,13 @@ def test_each_spread_of_the_page_is_stored():
     """With as many digits as the page has, or in percent."""
     stored = set()
     for path in pictures.STORED.glob("*.json"):
-        for spread in spreads_in(json.loads(path.read_text(encoding="utf-8"))):
+        for spread in spreads_in(json_of(path)):
             mean, std = abs(spread["mean"]), spread["std"]
             for digits in range(4):
                 stored.add(f"{mean:.{digits}f} ± {std:.{digits}f}")
                 stored.add(f"{100 * mean:.{digits}f} ± {100 * std:.{digits}f}")
     for path in [*pictures.STORED.glob("*.md"), ROOT / "docs/experiments.md"]:
-        stored.update(re.findall(SPREAD, path.read_text(encoding="utf-8")))
+        stored.update(re.findall(SPREAD, path.read_text()))
     said = []
     for section in TEXT.split("\n## "):
         if not section.startswith("Clip-higher"):  # its commands make its figures
@@ -59,23 +57,22 @@ def test_a_row_of_the_table_says_what_its_section_says():
 
 
 def test_the_speed_beside_grpo_with_mini_batches_is_the_median_of_the_ratios_of_each_seed():
-    table = json.loads((pictures.STORED / "table1.json").read_text(encoding="utf-8"))
+    table = json_of(pictures.STORED / "table1.json")
     grpo, *others = [row["seconds"]["values"] for row in table["rows"]
                      if row["name"].endswith("4 mini-batches")]
-    a, b, c, d = (f"{median(x / y for x, y in zip(grpo, own)):.1f}" for own in others)
-    said = {"results.md": f"{a}, {b}, {c} and {d} times",
-            "zh/results.md": f"{a}、{b}、{c} 和 {d} 倍"}
+    times = [f"{median(x / y for x, y in zip(grpo, own)):.1f}" for own in others]
+    said = {"results.md": "{}, {}, {} and {} times", "zh/results.md": "{}、{}、{} 和 {} 倍"}
     for page, words in said.items():
-        assert words in (ROOT / "docs" / page).read_text(encoding="utf-8")
+        assert words.format(*times) in (ROOT / "docs" / page).read_text()
 
 
-@pytest.mark.parametrize("name", ["table1", "family", "ppo", "factorial", "tool", "judge", "noise"])
+@pytest.mark.parametrize("name", [
+    "table1", "family", "ppo", "factorial", "tool", "judge", "noise", "learning_cpu"])
 def test_pages_and_pictures_are_drawn_from_what_is_stored(name, tmp_path):
     """The page is that of the repository, the figures are not touched, and there is a picture. The
-    other tables have nothing that these have not."""
+    other tables have nothing that these have not. (test_docs.py: a page shows each picture.)"""
     pictures.main(["--names", name, "--output", str(tmp_path)])
     for kind in ("md", "json"):
         drawn, kept = (folder / f"{name}.{kind}" for folder in (tmp_path, pictures.STORED))
         assert drawn.read_text() == kept.read_text()
-    drawn = {path.name for path in tmp_path.glob("*.png")}
-    assert drawn and all((pictures.STORED / picture).exists() for picture in drawn)
+    assert [*tmp_path.glob("*.png")]

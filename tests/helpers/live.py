@@ -2,6 +2,7 @@
 
 import base64
 import json
+import random
 import shutil
 import subprocess
 from functools import cache
@@ -12,10 +13,14 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.utils.rnn import pad_sequence
 
-from engine.model.contract import Completions
+from engine.model.contract import Completions, Sampling
 from engine.model.loading import load_model
 from engine.model.logprobs import completion_mask
+from records import FIRST
 from tasks import toy
+from tests.helpers.examples import named
+from train import train_step
+from update import Limits
 
 LIVE = Path(__file__).parents[2] / "docs" / "live"
 FILES = ["model", "toy", "sampling", "grpo", "cppo", "adamw", "step"]
@@ -91,3 +96,12 @@ def completions_of(texts, tokenizer):
     lengths = torch.tensor([min(len(row), 48) for row in rows])
     mask = completion_mask(tokens, lengths)
     return Completions(tokens, lengths, lengths < 0, torch.zeros(tokens.shape), mask)
+
+
+def trained_on(texts, networks, algorithm, asked, reward, *, temperature=1.0, moment=FIRST):
+    """`train_step` on these completions of the page, in place of sampled ones."""
+    drawn = completions_of(texts, networks.tokenizer)
+    networks.sampler.sample = lambda *_: drawn
+    return train_step(
+        networks, algorithm, named(reward), Sampling(48, temperature), Limits(), asked,
+        random.Random(0), moment)

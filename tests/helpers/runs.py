@@ -1,7 +1,11 @@
 """What tests of whole runs share: the project's folder, files of questions, runs of train.py in
 this process, and what other processes need."""
 
+import json
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import train
@@ -10,6 +14,15 @@ from engine.base import files
 ROOT = Path(__file__).parents[2]
 # beside that of this process. Several ranks compute on the CPU, also beside a single GPU
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def python(*words, folder=ROOT, **more):
+    """(exit code, all that is printed) of a program with these words, in this folder. more: of its
+    environment."""
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], cwd=folder, env=os.environ | ENVIRONMENT | more,
+        capture_output=True, text=True, timeout=600)
+    return done.returncode, done.stdout + done.stderr
 
 
 def run(model, folder, words=""):
@@ -29,6 +42,11 @@ def metrics_of(folder):
         {name: value for name, value in row.items() if not name.startswith("seconds")}
         for row in files.read(folder / "metrics.jsonl")
     ]
+
+
+def json_of(path):
+    """What a JSON file holds."""
+    return json.loads(path.read_text())
 
 
 def written(path, rows):
