@@ -4,7 +4,6 @@ A random model, rounds in which several ways take turns, points that have a proc
 spread over seeds, and the first lines of a page of results.
 """
 
-import math
 import multiprocessing
 import os
 import platform
@@ -73,7 +72,7 @@ def seconds_of(function):
     return time.perf_counter() - begin
 
 
-def in_turn(ways, rounds, most=math.inf):
+def in_turn(ways, rounds, most):
     """{name: seconds in each round}. ways: {name: function}. In a round each way is called once.
 
     If the machine is slow for a while, it is slow for all ways. No round begins after `most`

@@ -109,7 +109,7 @@ def of_seed(row, key, value):
     return FAILS if accuracy < LEARNED else colour(row["name"])
 
 
-def dots(axis, rows, key, title, left=None):
+def dots(axis, rows, key, title, left):
     """A line for each row: its mean and standard deviation, and a dot for each seed.
 
     left: where the axis begins; a row whose mean lies before that gets a number in its place.
