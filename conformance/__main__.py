@@ -47,12 +47,12 @@ from conformance import properties  # noqa: E402
 properties.import_tests()
 from conformance import compare, loops  # noqa: E402
 from conformance.apart import Apart, Stopped  # noqa: E402
+from conformance.loops import SIGNS  # noqa: E402
 from conformance.theirs import Broken, Theirs  # noqa: E402
 
 IMPORT_LIMIT = 120  # seconds: some packages take long to import
 # seconds, for one function; the slowest of ours takes 1
 LIMIT = 60 + compare.SEARCH
-SIGNS = {"choice": "≈", "edge": "△", "mistake": "✗", "broken": "–", "unknown": "–"}
 CODES = {"✗": 1, "△": 4, "–": 2, "◐": 3}  # the first of these signs that occurs
 LEGEND = ("✓ holds   ≈ differs by choice   ◐ holds as far as it was asked\n"
           "△ wrong at an edge only   ✗ wrong   – not checked, or not known")
@@ -123,10 +123,6 @@ def sentences(module, results):
     return [f"does not hold: {words.replace('_', ' ')} ({file})" for file, words in rows]
 
 
-def first_line(text):
-    return text.splitlines()[0].removeprefix("conformance.theirs.Broken: ") if text else ""
-
-
 # --- all functions, each in a process of its own ---
 
 
@@ -158,7 +154,8 @@ def why_not_loaded(path, error):
         return f"{path}: {error}. Install it, or name its checkout: --path"
     if isinstance(error, SyntaxError):
         return f"{path}: SyntaxError in {error.filename}, line {error.lineno}: {error.msg}"
-    return f"{path} raises {type(error).__name__} when it is imported: {first_line(str(error))}"
+    first_line, *_ = f"{error}".split("\n")
+    return f"{path} raises {type(error).__name__} when it is imported: {first_line}"
 
 
 def misspelt(mine):

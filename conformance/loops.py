@@ -112,7 +112,8 @@ UNSEEN = {
     "gradients": "it makes one update",
     "padding": "it computes no padding",
 }
-SIGNS = {"mistake": "✗", "edge": "△", "unknown": "–", "choice": "≈", True: "◐", False: "✓"}
+SIGNS = {"mistake": "✗", "edge": "△", "broken": "–", "unknown": "–", "choice": "≈", True: "◐",
+         False: "✓"}
 # parts: micro-batches, lists of rows. before, after: θ
 Update = namedtuple("Update", "parts before after")
 
@@ -185,13 +186,13 @@ class Sampler:
         self.temperatures.add(float(temperature))
         return [self.next(question_of(prompt)) for prompt in prompts]
 
-    def extend(self, prompts, temperature, pad=PADDING):
-        """For a step that calls `generate`: the prompts (N, L), which are padded with `pad`, with a
+    def extend(self, prompts, temperature):
+        """For a step that calls `generate`: the prompts (N, L), which may be padded, with a
         completion behind each: (N, L + T)."""
         rows = prompts.tolist()
-        drawn = self([[t for t in row if t not in (PADDING, pad)] for row in rows], temperature)
+        drawn = self([[t for t in row if t != PADDING] for row in rows], temperature)
         longest = max(map(len, drawn))
-        whole = [row + own + [pad] * (longest - len(own)) for row, own in zip(rows, drawn)]
+        whole = [row + own + [PADDING] * (longest - len(own)) for row, own in zip(rows, drawn)]
         return torch.tensor(whole)
 
     def next(self, question):

@@ -26,8 +26,8 @@ from engine.data.questions import load_questions
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy
 from engine.run.command_line import parse, run_program
-from experiments.library.bench import heading, over_seeds, report
-from experiments.library.study import Options, Study, one_run, runs_of, turned
+from experiments.library.bench import heading, over_seeds
+from experiments.library.study import Options, Study, one_run, publish, runs_of, turned
 from experiments.library.toy_model import answered
 from grpo import group_advantages, kl_k1, kl_k3
 from scores import pass_at_k
@@ -236,7 +236,7 @@ def main(argv):
     for claim in CLAIMS:
         result[claim] = [
             {"name": stage} | over_seeds([run[claim] for run in runs[stage]]) for stage in STAGES]
-    report(options, "claims", result, page)
+    publish(options.output, "claims", result, page)
 
 
 if __name__ == "__main__":

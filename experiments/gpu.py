@@ -10,8 +10,7 @@ completion is right, and no completion ends early. So the seconds do not depend 
 learned. Each part has a limit of seconds, and says what it leaves out. Both files are written again
 after each step of a part, so a run that is stopped keeps what it has.
 
-The page says what was measured now, and in brackets what results/gpu_before.json holds. If there is
-no git, the variable GIT_COMMIT says what is measured.
+If there is no git, the variable GIT_COMMIT says what is measured.
 """
 
 import gc
@@ -29,7 +28,6 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from statistics import median
 from unittest.mock import patch
@@ -77,9 +75,6 @@ TRL_ROWS = {  # of vs_trl.py: what the page calls them
     "trl": "TRL, transformers' sampling, GRPO", "grpo": "ours, GRPO",
     "cppo": "ours, CPPO, P = 0.875", "trl_cppo": "TRL, transformers' sampling, CPPO, P = 0.875"}
 PHASES = {"a step, s": "total", "sampling": "generate", "reference": "logprobs", "update": "update"}
-BEFORE = ROOT / "experiments/results/gpu_before.json"
-
-
 READ = (
     "How to read it: models with random weights, the median of two steps or more. Every second "
     "completion is right, and all have the same length, so nobody waits for a long one. This is "
@@ -369,18 +364,13 @@ def waits(lab):
         warnings.simplefilter("always")
         lab.step(1, pruning_rate=0.875)
     torch.cuda.set_sync_debug_mode("default")
-    places = Counter(
-        f"{place_of(one.filename)}:{one.lineno}"
-        for one in told if "synchronizing CUDA" in str(one.message))
+    places = Counter()
+    for one in told:
+        if "synchronizing CUDA" in str(one.message):
+            file = one.filename.removeprefix(f"{ROOT}/").split("/site-packages/")[-1]
+            places[f"{file}:{one.lineno}"] += 1
     counts = [("all", places.total()), *places.most_common(12)]
     yield [{"": place, "times": times} for place, times in counts]
-
-
-def place_of(file):
-    """The file's place in the project, or in its package."""
-    path = Path(file)
-    inside = path.relative_to(ROOT) if path.is_relative_to(ROOT) else Path(*path.parts[-2:])
-    return inside.as_posix()
 
 
 class Half(VLLM):
@@ -427,32 +417,24 @@ def cell(value):
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def table(now, before):
-    """The rows of now, with those of before in brackets."""
-    now, before = ({row[""]: row for row in rows} for rows in (now, before))
-    lines = [list(dict.fromkeys(chain(*now.values(), *before.values())))]
-    for name in now | before:
-        lines.append([name])
-        for column in lines[0][1:]:
-            text, earlier = (cell(rows.get(name, {}).get(column)) for rows in (now, before))
-            lines[-1].append(text if earlier == "–" else f"{text} ({earlier})")
+def table(rows):
+    lines = [list(rows[0])]
+    for row in rows:
+        lines.append([cell(value) for value in row.values()])
     return markdown_table(lines) + "\n"
 
 
-def page(now, before):
-    """The results as Markdown. now: None, or what was measured; before: an earlier result."""
-    now = now or {"parts": {}}
-    lines = [heading("One GPU", now) if "date" in now else "# One GPU\n\nNot measured yet.\n"]
-    lines += [READ + "\n", before["note"] + "\n", table(now.get("card", []), before["card"])]
+def page(result):
+    """The results as Markdown."""
+    lines = [heading("One GPU", result), READ + "\n", table(result["card"])]
     for name, part in NAMES.items():
         title, _, see = inspect.getdoc(part).partition("\n\n")
-        entry = now["parts"].get(name, {"rows": [], "told": "not measured"})
-        earlier = before["parts"].get(name, [])
+        entry = result["parts"].get(name, {"rows": [], "told": "not measured"})
         lines.append(f"## {title}\n\n{see}\n")
-        if entry["rows"] or earlier:
-            lines.append(table(entry["rows"], earlier))
+        if entry["rows"]:
+            lines.append(table(entry["rows"]))
         if entry["told"]:
-            lines.append(f"*Now: {entry['told'].rstrip('.')}.*\n")
+            lines.append(f"*Note: {entry['told'].rstrip('.')}.*\n")
     return "\n".join(lines)
 
 
@@ -501,12 +483,12 @@ def main(argv):
     }
     installed = [name for name in ("peft", "trl", "vllm") if find_spec(name)]
     result = setting(*installed) | {"card": [card], "parts": {}}
-    before, folder = json.loads(BEFORE.read_text(encoding="utf-8")), Path(options.output)
+    folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
 
     def save():
         files.write(folder / "gpu.json", files.as_json(result))
-        files.write(folder / "gpu.md", page(result, before))
+        files.write(folder / "gpu.md", page(result))
 
     try:
         for name in options.parts or NAMES:
@@ -516,7 +498,7 @@ def main(argv):
             measure(part, lab, entry, min(PARTS[part], left), save)
     finally:
         save()
-    print(page(result, before))
+    print(page(result))
 
 
 if __name__ == "__main__":

@@ -30,12 +30,13 @@ from engine.model.loading import load_model
 from engine.run.command_line import parse, run_program
 from engine.run.state import WINDOW
 from examples import my_reward_model
-from experiments.library.bench import heading, over_seeds, pm
+from experiments.library.bench import heading, over_seeds
 from experiments.library.plot import BAND, INK, across, curves, panels, save
 from experiments.library.study import (
     Options,
     Study,
     by_name,
+    cell,
     mean_over,
     once,
     one_run,
@@ -266,7 +267,7 @@ rule is from the log, at the step at which X would end the run.
 
 If the median of {MANY} steps is compared in place of the mean of {WINDOW}: X = {X:.3f} lets each \
 run with the rule finish, and ends those with the judge at the steps {steps}, with the accuracy \
-{pm(ends["held-out"])} (of the samples).
+{cell(ends["held-out"], ".3f")} (of the samples).
 """
 
 

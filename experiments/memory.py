@@ -21,7 +21,6 @@ import math
 import random
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -33,7 +32,7 @@ from engine.data.questions import load_questions
 from engine.model.logprobs import Policy
 from engine.model.networks import Networks, add_optimizer, networks_around
 from engine.model.precision import choose_dtype
-from engine.run.command_line import option, parse, run_program
+from engine.run.command_line import parse, run_program
 from engine.run.config import config_of
 from engine.scoring.score import Reward
 from experiments.library import toy_model
@@ -43,9 +42,9 @@ from experiments.library.bench import (
     heading,
     markdown_table,
     qwen,
-    report,
     this_device,
 )
+from experiments.library.study import Options, publish
 from grpo import grpo_loss, sequence_mean_weights
 from records import Batch
 from tasks.table import task_of
@@ -57,11 +56,6 @@ KEPT = [16, 8, 4, 2, 1]
 WAYS = {"naive": "naive", "default": "ours"}
 MOST_NAIVE = 4  # the largest k of the naive way
 CPU = torch.device("cpu")
-
-
-@dataclass
-class Options:
-    output: str = option("runs/results", "folder of memory.json and memory.md")
 
 
 def resident(name):
@@ -207,7 +201,7 @@ def of_steps(methods, hidden_size=512):
 def main(argv):
     options = parse(Options, argv)
     points = [(k, way) for k in KEPT for way in WAYS if way != "naive" or k <= MOST_NAIVE]
-    report(options, "memory", {"points": alone(peak_of_update, points)}, page)
+    publish(options.output, "memory", {"points": alone(peak_of_update, points)}, page)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,9 @@ TRAIN = {
     },
     update.update: {"networks.step()": "moved"},
 }
+# rows whose line is the one that called a function
+CALLED = {sequence_ratio: "ratio", grpo.importance_ratio: "ratio",
+          grpo.clipped_surrogate: "surrogate", grpo.kl_k3: "kl"}
 
 
 @dataclass
@@ -343,7 +346,7 @@ def see_train(run_dir, config, algorithm):
     if not calls[grpo.surrogate_loss]:
         raise UserError(f"the loss of {algorithm.name} does not call grpo.surrogate_loss, so "
                         "its parts cannot be seen: let it call surrogate_loss.")
-    about, lines = about_train(algorithm, calls)
+    about, lines = about_train(algorithm, calls), lines_of_run(algorithm, calls)
     about |= {"command": run_dir, "step": number, "longest": sampling.max_new_tokens}
     rollout = step.rollout
     return Seen(about, lines, rollout.questions, rollout.tokens.cpu(), rollout.mask,
@@ -365,48 +368,30 @@ def cuts_of_train(calls):
 
 
 def about_train(algorithm, calls):
-    """(what the page's head says of an algorithm, the lines of train.py and of the loss)"""
-    lines = lines_of_loss(calls, calls[algorithm.token_weights][0].line)
-    without = () if algorithm.beta else ("ref", "kl")
+    """What the page's head says of an algorithm."""
     # its formula is beside its name in algorithms.py
     formula = re.search(r"# (.+)|$", getsourcelines(algorithm.token_weights)[0][0])[1] or ""
     # the factors of family/nat.py and family/tis.py
     formula += " · 1/p_t" * (algorithm.shortest_prefix is not None)
     formula += " · w_t" * bool(algorithm.importance_weights)
     clips = calls[grpo.surrogate_loss][0].given["surrogate"] is None
-    about = {"beta": algorithm.beta, "clip": clips, "weight": formula}
-    return about, lines_of_train(lines, without)
+    return {"beta": algorithm.beta, "clip": clips, "weight": formula}
 
 
-# --- lines of code ---
-
-
-def lines_of_train(of_loss, without):
-    """{row of the page: line} of the lines of train.py and of the loss.
-
-    of_loss: of the lines inside the loss. without: rows that are left out.
-    """
-    shown = {}
+def lines_of_run(algorithm, calls):
+    """{row of the page: line of code} of train.py and of the loss."""
+    lines = {"weight": calls[algorithm.token_weights][0].line}
+    for function, key in CALLED.items():
+        if calls[function]:
+            lines[key] = calls[function][0].line
     for function, keys in TRAIN.items():
         source = [line.strip() for line in getsourcelines(function)[0]]
         for start, key in keys.items():
-            [line, *_] = [line for line in source if line.startswith(start)]
-            shown[key] = whole(line)
-    return {key: line for key, line in (shown | of_loss).items() if key not in without}
-
-
-def lines_of_loss(calls, weights):
-    """{row of the page: line} of the lines that the loss has run. weights: the line that made the
-    weights."""
-    ratio = grpo.importance_ratio if calls[grpo.importance_ratio] else sequence_ratio
-    functions = {"ratio": ratio, "surrogate": grpo.clipped_surrogate, "kl": grpo.kl_k3}
-    lines = {key: calls[function][0].line for key, function in functions.items() if calls[function]}
-    return {key: whole(line) for key, line in (lines | {"weight": weights}).items()}
-
-
-def whole(line):
-    """A line of code. If it goes on in the next line, it ends with "…)"."""
-    return line + "…)" if line.endswith("(") else line
+            [lines[key], *_] = [line for line in source if line.startswith(start)]
+    without = () if algorithm.beta else ("ref", "kl")
+    # a line that goes on in the next line ends with "…)"
+    return {key: line + "…)" * line.endswith("(") for key, line in lines.items()
+            if key not in without}
 
 
 # --- the page ---

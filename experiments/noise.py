@@ -7,7 +7,6 @@ interruption the same command goes on. results/noise_plan.md says what is asked,
 what counts. docs/claims.md says what it shows.
 """
 
-import math
 import sys
 from dataclasses import replace
 from itertools import product
@@ -22,9 +21,19 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 from engine.base import files
 from engine.run.command_line import parse, run_program
 from engine.run.state import WINDOW
-from experiments.library.bench import heading, over_seeds
+from experiments.library.bench import heading, spread
 from experiments.library.plot import BAND, across, curves, panels, save
-from experiments.library.study import Options, Study, by_name, cell, grid, one_run, publish, rows_of
+from experiments.library.study import (
+    Options,
+    Study,
+    by_name,
+    cell,
+    grid,
+    mean_over,
+    one_run,
+    publish,
+    rows_of,
+)
 from tasks.table import TASKS
 
 JUDGE = Path(__file__).parent / "library/noisy_judge.py"
@@ -54,22 +63,22 @@ def run(folder, setting, seed):
         found = one_run(folder, options)
     rows = files.read(folder / "metrics.jsonl")
     accuracy = [row["accuracy"] for row in rows]
-    shares = {title: mean_of(row[name] for row in rows) for title, name in WRONG.items()}
+    shares = {title: mean_over(rows, name) for title, name in WRONG.items()}
     return {"sampled": found["sampled"], "greedy": found["greedy"], "base": found["base"],
             "change": fmean(abs(b - a) for a, b in zip(accuracy, accuracy[1:])),
             "fall": deepest_fall(accuracy), "accuracy": accuracy} | shares
 
 
-def mean_of(values):
-    """Without the steps that keep nothing."""
-    return fmean(value for value in values if value is not None and not math.isnan(value))
+def means_of(accuracy):
+    """The means of WINDOW steps."""
+    ends = range(WINDOW, len(accuracy) + 1)
+    return [fmean(accuracy[end - WINDOW : end]) for end in ends]
 
 
 def deepest_fall(accuracy):
     """How far the mean of WINDOW steps falls below an earlier one: 0.5, 0.8, 0.6, 0.9 → 0.2."""
-    means = [fmean(accuracy[i : i + WINDOW]) for i in range(len(accuracy) - WINDOW + 1)]
     highest, fall = 0.0, 0.0
-    for mean in means:
+    for mean in means_of(accuracy):
         highest = max(highest, mean)
         fall = max(fall, highest - mean)
     return fall
@@ -83,7 +92,7 @@ STUDY = Study("runs/noise", {
 def lost(rows, method, noise):
     """The accuracy without noise minus that with noise, of each seed."""
     without, with_noise = (rows[f"{method}, {of}"]["sampled"]["values"] for of in ("0 %", noise))
-    return over_seeds([{"lost": a - b} for a, b in zip(without, with_noise)])["lost"]
+    return spread([a - b for a, b in zip(without, with_noise)])
 
 
 def page(result):
@@ -93,12 +102,12 @@ def page(result):
         return grid("wrong verdicts", JUDGES, METHODS,
                     lambda noise, method: cell(rows[f"{method}, {noise}"][figure], form))
 
+    def shares(corner, method):
+        return grid(corner, JUDGES, WRONG,
+                    lambda noise, share: cell(rows[f"{method}, {noise}"][share], ".3f"))
+
     losses = grid("wrong verdicts", list(JUDGES)[1:], METHODS,
                   lambda noise, method: cell(lost(rows, method, noise), ".3f"))
-    kept = grid("wrong verdicts of CPPO", JUDGES, WRONG, lambda noise, share: cell(
-        rows[f"CPPO, P=0.875, {noise}"][share], ".3f"))
-    drawn = grid("of a random choice", JUDGES, WRONG, lambda noise, share: cell(
-        rows[f"random, P=0.875, {noise}"][share], ".3f"))
     return f"""{heading("A judge that errs", result)}
 [The plan, written before the runs](noise_plan.md). Mean ± standard deviation of 3 seeds. The base \
 has {rows["GRPO, 0 %"]["base"]["mean"]:.3f} on held-out questions.
@@ -125,9 +134,9 @@ The deepest fall below an earlier value (means of {WINDOW} steps):
 
 ## Does CPPO keep the wrong verdicts? Their share
 
-{kept}
+{shares("wrong verdicts of CPPO", "CPPO, P=0.875")}
 
-{drawn}
+{shares("of a random choice", "random, P=0.875")}
 """
 
 
@@ -139,7 +148,10 @@ def picture(result, folder):
                for method in METHODS}
     kept = {f"CPPO, {share}": across([rows[f"CPPO, P=0.875, {rate}"][share] for rate in RATES])
             for share in WRONG}
-    steps = {method: smoothed(rows[f"{method}, 0 %"]["accuracy"]) for method in ("GRPO", "PPO")}
+    steps = {}
+    for method in ("GRPO", "PPO"):
+        of_seeds = rows[f"{method}, 0 %"]["accuracy"]
+        steps[method] = [list(enumerate(means_of(one), WINDOW)) for one in of_seeds]
     ticks = {"xticks": range(len(RATES)), "xticklabels": RATES, "xlabel": "verdicts turned round"}
     curves(left, learned, marker="o", title="If verdicts are wrong, CPPO fails first", **ticks,
            ylabel="true accuracy, sampled, held-out", ylim=(0, 1))
@@ -148,15 +160,6 @@ def picture(result, folder):
     curves(right, steps, title="Without noise: PPO starts later, with its critic", xlabel="step",
            ylabel=f"accuracy of the samples, mean of {WINDOW} steps", ylim=(0, 1))
     save(figure, folder / "noise.png", BAND)
-
-
-def smoothed(of_seeds):
-    """The curve of each seed, as means of WINDOW steps."""
-    found = []
-    for accuracy in of_seeds:
-        ends = range(WINDOW, len(accuracy) + 1)
-        found.append([(end, fmean(accuracy[end - WINDOW : end])) for end in ends])
-    return found
 
 
 def main(argv):

@@ -47,7 +47,6 @@ from experiments.library.study import (
     RESULTS,
     Study,
     grid,
-    middle,
     one_run,
     pivot,
     publish,
@@ -415,7 +414,7 @@ def over_the_seeds(own, base, unpruned):
     row["curves"] = row.pop("curve")
     ratios = [b["seconds"] / run["seconds"] for b, run in zip(base, own)]
     tokens = [run["tokens_generated"] / b["tokens_generated"] for b, run in zip(base, own)]
-    row["speedup"] = middle(ratios)
+    row["speedup"] = {"median": median(ratios), "min": min(ratios), "max": max(ratios)}
     row["speedup_per_token"] = median(ratio * more for ratio, more in zip(ratios, tokens))
     row["bound"] = None
     if unpruned:
@@ -539,28 +538,16 @@ def reproduce(name, config):
         held = memory.of_steps(jobs, hidden_size=32 if config.quick else 512)
         rows = [row | {"memory": held[row["name"]]} for row in rows]
     result = {"table": name, **about, "protocol": PROTOCOL, "rows": rows}
-    publish(output_of(config), stem_of(name), result, page, picture)
-
-
-def output_of(config):
-    return config.output or ("runs/reproduce-quick" if config.quick else RESULTS)
-
-
-def hours():
-    """A line for each table: how long it takes and what it asks, as in experiments/README.md."""
-    lines = []
-    for line in Path(__file__).with_name("README.md").read_text(encoding="utf-8").splitlines():
-        if "`--table" in line:
-            program, question, time, _ = line.strip("| ").split(" | ")
-            option = program.partition("`")[2].strip("`")
-            lines.append(f"{option:20}{time:12}{question}")
-    return "\n".join(lines)
+    output = config.output or ("runs/reproduce-quick" if config.quick else RESULTS)
+    publish(output, stem_of(name), result, page, picture)
 
 
 def main(argv):
     config = parse(Config, argv)
     if not config.table and not config.quick:
-        raise UserError(f"name a table. Each takes so long with three seeds:\n\n{hours()}")
+        raise UserError(
+            f"name a --table: {', '.join(TABLES)}, all. experiments/README.md says what each "
+            "answers, and how long it takes.")
     for name in TABLES if config.table in (None, "all") else [config.table]:
         reproduce(name, config)
 

@@ -34,7 +34,7 @@ import sys
 import tempfile
 import threading
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median, quantiles
@@ -61,10 +61,10 @@ from experiments.library.bench import (
     markdown_table,
     published,
     qwen,
-    report,
     seconds_of,
     this_device,
 )
+from experiments.library.study import publish
 from experiments.memory import networks_of
 from train import train_step
 from update import Limits
@@ -173,23 +173,23 @@ class Theirs(TrainerCallback):
         finally:  # if the training fails, `step` fails too, in place of waiting for ever
             self.turns.abort()
 
-    def wait_for_the_next_turn(self):
-        self.turns.wait()  # this one is over
+    def take_turns(self):
+        """Hand the turn over, and wait until the other side hands it back."""
+        self.turns.wait()
         self.turns.wait()
 
     def on_train_begin(self, *args, **kwargs):
-        self.wait_for_the_next_turn()
+        self.take_turns()
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step % self.mu == 0:  # TRL counts each of the μ updates as a step
             finish()
-            self.wait_for_the_next_turn()
+            self.take_turns()
 
     def step(self):
         self.sampling = 0.0
         torch.backends.cuda.enable_cudnn_sdp(True)  # PyTorch's default
-        self.turns.wait()
-        self.turns.wait()
+        self.take_turns()
         self.generate.append(self.sampling)
 
 
@@ -315,7 +315,8 @@ def main(argv):
         name += f"_mu{options.mu}"
     if options.prompt:
         name += f"_prompt{options.prompt}"
-    report(options, name, measure(options), page, "trl")
+    result = {"options": asdict(options)} | measure(options)
+    publish(options.output, name, result, page, packages=["trl"])
 
 
 if __name__ == "__main__":

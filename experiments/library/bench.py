@@ -1,11 +1,9 @@
 """What the programs of this folder share.
 
 A random model, rounds in which several ways take turns, points that have a process of their own, a
-spread over seeds, and the two files of a result: NAME.json and NAME.md.
+spread over seeds, and the first lines of a page of results.
 """
 
-import json
-import math
 import multiprocessing
 import os
 import platform
@@ -16,7 +14,6 @@ import subprocess
 import sys
 import time
 from copy import deepcopy
-from dataclasses import asdict
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +22,6 @@ import torch
 from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from engine.base import files
 from engine.run.shapes import skeleton
 
 ROOT = Path(__file__).parents[2]  # the project's
@@ -76,7 +72,7 @@ def seconds_of(function):
     return time.perf_counter() - begin
 
 
-def in_turn(ways, rounds, most=math.inf):
+def in_turn(ways, rounds, most):
     """{name: seconds in each round}. ways: {name: function}. In a round each way is called once.
 
     If the machine is slow for a while, it is slow for all ways. No round begins after `most`
@@ -116,11 +112,7 @@ def over_seeds(found):
     return figures
 
 
-def pm(value, digits=3):
-    return f"{value['mean']:.{digits}f} ± {value['std']:.{digits}f}"
-
-
-# --- the two files, and their first lines: where, when and with what they were made ---
+# --- the first lines of a page: where, when and with what it was made ---
 
 
 def processor():
@@ -170,19 +162,3 @@ def markdown_table(lines):
     return "\n".join(
         "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
     )
-
-
-def write(folder, name, result, page):
-    """`result` as NAME.json and `page`, Markdown, as NAME.md in a folder, which is made if it is
-    not there."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    files.write(folder / f"{name}.json", json.dumps(result) + "\n")
-    files.write(folder / f"{name}.md", page)
-    print(f"{page}\nwritten: {folder / name}.json and .md")
-
-
-def report(options, name, result, page, *packages):
-    """Write the two files of a benchmark to options.output. page: result → Markdown."""
-    result = setting(*packages) | {"options": asdict(options)} | result
-    write(options.output, name, result, page(result))

@@ -21,7 +21,6 @@ OF_CPPO = ("cppo", "p=", "largest_abs", "1/|o|, largest", "token mean, pooled", 
            "as published")
 FAILING = ("judge", "trained on results")  # words in the names of what fails
 PALE = (GRPO, TINT, PALER["P=0.5"], PALER["P=0.75"])  # text in them has less than 4.5 : 1 on white
-MAIN = ("GRPO", "P=0.875")  # of Table 1
 LEARNED = 0.55  # accuracy of a toy that has learned something; the base: 0.39 greedy, 0.43 sampled
 LABELS = {
     "greedy": "accuracy, greedy", "sampled": "accuracy, sampled", "seconds": "seconds of training",
@@ -64,11 +63,6 @@ def colour(name):
     return GRPO if parts[0].lower() in ("grpo", "rule") else INK
 
 
-def of_text(own):
-    """The colour of a text that belongs to this colour: ink, if the colour is too pale to read."""
-    return INK if own in PALE else own
-
-
 # --- a figure and its panels ---
 
 
@@ -78,10 +72,9 @@ def panels(count, height=5.0, width=14.0, **options):
     return figure, figure.subplots(1, count, **options)
 
 
-def save(figure, output, text, title=""):
-    """text: below all panels. title: above them."""
+def save(figure, output, text):
+    """text: below all panels."""
     figure.supxlabel(text, fontsize=10, color=OTHER)
-    figure.suptitle(title, fontsize=14)
     figure.savefig(output)
 
 
@@ -97,13 +90,7 @@ def name_lines(axis, lines):
         joint = {"arrowstyle": "-", "color": own, "linestyle": style, "linewidth": 2,
                  "relpos": (0, 0.5)}
         axis.annotate(name, (1.01, ends[name]), (1.07, height), "axes fraction", va="center",
-                      color=of_text(own), arrowprops=joint)
-
-
-def swatch(axis, x, y, name, own):
-    """A name in a panel, and behind it a square of its colour."""
-    axis.plot(x, y, "s", color=own, markersize=9, transform=axis.transAxes)
-    axis.text(x, y, f"{name}   ", transform=axis.transAxes, ha="right", va="center")
+                      color=INK if own in PALE else own, arrowprops=joint)
 
 
 def name_rows(axis, rows):
@@ -118,11 +105,11 @@ def name_rows(axis, rows):
 
 def of_seed(row, key, value):
     """The colour of one seed: FAILS if it has learned nothing."""
-    accuracy = value if key in ACCURACIES else row.get("sampled", {"mean": 1})["mean"]
+    accuracy = value if key in ACCURACIES else row["sampled"]["mean"]
     return FAILS if accuracy < LEARNED else colour(row["name"])
 
 
-def dots(axis, rows, key, title, left=None):
+def dots(axis, rows, key, title, left):
     """A line for each row: its mean and standard deviation, and a dot for each seed.
 
     left: where the axis begins; a row whose mean lies before that gets a number in its place.
@@ -138,8 +125,8 @@ def dots(axis, rows, key, title, left=None):
         axis.errorbar(mean, y, xerr=[[std], [above]], fmt="|", color="black", markersize=13,
                       ecolor="#c3cad2", elinewidth=5, zorder=1)
         axis.scatter(values, [y] * len(values), color=colours, s=42, alpha=0.85, zorder=2)
-    axis.set(title=title, xlabel=LABELS.get(key, key))
-    axis.set_xlim(left=0 if "seconds" in LABELS.get(key, "") else left)
+    axis.set(title=title, xlabel=LABELS[key])
+    axis.set_xlim(left=0 if key == "seconds" else left)
     name_rows(axis, rows)
 
 
@@ -165,21 +152,19 @@ def methods(rows, output, titles, left=None):
 # --- bars ---
 
 
-def bars(axis, rows, title=""):
+def bars(axis, rows, title):
     """The seconds of training of each row by phase, and its speed-up."""
     totals = [sum(row["phases"][phase] for phase in progress.WORDS) for row in rows]
     longest = max(totals)
     for y, row in enumerate(rows):
         start = 0.0
         for phase, shade in PHASES.items():
-            width = row["phases"].get(phase, 0.0)
+            width = row["phases"][phase]
             axis.barh(y, width, left=start, color=shade, height=0.7)
             if totals[y] == longest and width > longest / 7:
                 axis.text(start, y, f" {progress.WORDS[phase]}", va="center")
             start += width
-        if "speedup" in row:
-            axis.text(start, y, f"  {row['speedup']['median']:.2f}×", va="center",
-                      fontweight="bold")
+        axis.text(start, y, f"  {row['speedup']['median']:.2f}×", va="center", fontweight="bold")
     axis.set(xlim=(0, 1.2 * longest), title=title,
              xlabel="seconds: sampling, scoring, log-probabilities, update, other")
     name_rows(axis, rows)
@@ -229,15 +214,14 @@ def time_to_accuracy(rows, output):
     )
     for column, (axis, (key, end, x, title, words)) in enumerate(zip(axes, sides)):
         axis.axhline(0.85, color="#c3cad2", linewidth=1, zorder=0)
-        for i, row in enumerate(rows):
-            own, main = colour(row["name"]), row["name"] in MAIN
-            band(axis, row["curves"], column, own, width=3 if main else 1.6)
-            name = in_words(row["name"]).replace("P =", "CPPO, P =")
+        for row in rows:
+            own, name = colour(row["name"]), in_words(row["name"]).replace("P =", "CPPO, P =")
+            line = band(axis, row["curves"], column, own)
             if row[key]:  # else 0.85 was not reached
-                axis.plot(row[key], 0.85, "o", color=own, markersize=9 if main else 5, zorder=5)
+                axis.plot(row[key], 0.85, "o", color=own, markersize=9, zorder=5)
                 name += words.format(row[key])
-            swatch(axis, 0.97, 0.40 - 0.065 * i, name, own)
-        axis.set(xlim=(0, end), xlabel=x)
-        axis.set_title(title, fontsize=15, fontweight="bold")
+            line.set_label(name)
+        axis.legend(loc="lower right", frameon=False)
+        axis.set(xlim=(0, end), xlabel=x, title=title)
     axes[0].set_ylabel("accuracy, sampled (moving mean)")
     save(figure, output, f"{BAND}; dot and number: where 0.85 is reached (median)")

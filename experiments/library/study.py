@@ -17,7 +17,7 @@ import sys
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import NamedTuple
 
 from tqdm import tqdm
@@ -29,7 +29,7 @@ from engine.run import checkpoint
 from engine.run.command_line import flat, given, option
 from engine.run.config import Config, config_of
 from engine.run.folder import options_of
-from experiments.library.bench import markdown_table, over_seeds, setting, write
+from experiments.library.bench import markdown_table, over_seeds, setting
 
 PHASES = ("generate", "score", "logprobs", "update", "other")
 RESULTS = "runs/results"
@@ -68,11 +68,6 @@ def runs_of(study):
 def rows_of(study):
     """[{"name": …, figure: its spread over the seeds; of a text or a list: that of each seed}]"""
     return [{"name": name} | over_seeds(runs) for name, runs in runs_of(study).items()]
-
-
-def middle(values):
-    """What is said of ratios."""
-    return {"median": median(values), "min": min(values), "max": max(values)}
 
 
 def by_name(rows):
@@ -227,12 +222,18 @@ def grid(corner, names, columns, show):
     return markdown_table([[corner, *columns], *lines])
 
 
-def publish(output, name, result, page, picture):
-    """Write NAME.json, the page NAME.md and the pictures, with what they were made with."""
-    draw(output, name, setting() | result, page, picture)
+def publish(output, name, result, page, picture=None, packages=()):
+    """Write NAME.json, the page NAME.md and the pictures, if there are any, with what they were
+    made with. packages: whose versions are told."""
+    draw(output, name, setting(*packages) | result, page, picture)
 
 
 def draw(output, name, result, page, picture):
     """The same of a stored result."""
-    write(output, name, result, page(result))
-    picture(result, Path(output))
+    folder, text = Path(output), page(result)
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write(folder / f"{name}.json", json.dumps(result) + "\n")
+    files.write(folder / f"{name}.md", text)
+    print(f"{text}\nwritten: {folder / name}.json and .md")
+    if picture:
+        picture(result, folder)

@@ -13,8 +13,6 @@ import pytest
 from experiments import gpu
 from tests.helpers.runs import json_of, python
 
-BEFORE = json_of(gpu.BEFORE)
-
 
 def measured(folder):
     """(what is stored in this folder, the page)"""
@@ -54,7 +52,7 @@ def test_every_part_with_a_tiny_model(tmp_path):
     code, said = python(*words, GIT_COMMIT="abc1234")
     assert code == 0, said
     result, page = measured(tmp_path)
-    assert list(result["parts"]) == list(gpu.NAMES) and page == gpu.page(result, BEFORE)
+    assert list(result["parts"]) == list(gpu.NAMES) and page == gpu.page(result)
     assert result["card"][0]["commit"] == "abc1234" and result["versions"]["torch"]
     # a token is never sampled in less time than the weights are read
     sampled = rows_of(result, "sampling")
@@ -93,7 +91,7 @@ def test_a_part_that_fails_or_is_too_slow_is_told_and_loses_no_other(run):
     assert [entry["rows"][0]["ms"] for entry in parts.values()] == [1.5, 2.5, 3.5]
     assert "stopped after" in parts["protocol"]["told"] and parts["waits"]["told"] is None
     assert "a kernel is missing.*" in page and "| third | 3.5 |" in page
-    assert "*Now: not measured.*" in page  # the parts that were not asked for
+    assert "*Note: not measured.*" in page  # the parts that were not asked for
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -106,7 +104,7 @@ def test_a_run_that_is_stopped_keeps_what_it_has(run, number):
     signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
     parts, page = run({"update": stopped, "waits": stopped})
     assert list(parts) == ["update"] and parts["update"]["rows"] == [{"": "first", "ms": 1.5}]
-    assert "*Now: stopped by hand.*" in page
+    assert "*Note: stopped by hand.*" in page
 
 
 def test_vllm_samples_from_the_saved_model_as_ours_does(monkeypatch):
@@ -125,8 +123,8 @@ def test_vllm_samples_from_the_saved_model_as_ours_does(monkeypatch):
 
 
 def test_the_stored_page_says_what_is_stored():
-    result, page = measured(gpu.BEFORE.parent)
-    assert page == gpu.page(result, BEFORE) and "| 2048 tokens |" in page
+    result, page = measured(gpu.ROOT / "experiments/results")
+    assert page == gpu.page(result) and "| 2048 tokens |" in page
 
 
 def test_without_a_gpu_only_the_quick_run_begins(monkeypatch):
