@@ -350,10 +350,11 @@ def diagnosis(run_dir):
     return conclusions(found, m, steps), m, steps
 
 
-def of_one_step(metrics, samples, options):
-    """The conclusions of the first step of a run (--check_rewards). options: as attributes."""
+def of_one_step(metrics, sample, options):
+    """The conclusions of the first step of a run (--check_rewards). sample: its first group.
+    options: as attributes."""
     m = metrics_of([metrics])
-    return conclusions(findings(m, vars(options), samples, 1), m, 1)
+    return conclusions(findings(m, vars(options), [sample], 1), m, 1)
 
 
 def conclusions(found, m, steps):

@@ -40,7 +40,7 @@ def checked(algorithm):
     user's."""
     advantages, keep, loss = algorithm.advantages, algorithm.keep, algorithm.loss
     if name := name_of_own(advantages):
-        advantages = partial(own_advantages, advantages, f"the advantages {name}")
+        advantages = partial(own_numbers, advantages, f"the advantages {name}")
     if name := name_of_own(keep):
         keep = own_rule(keep, f"the rule {name}")
     if name := name_of_own(loss):
@@ -64,16 +64,15 @@ def try_rule(algorithm):
             raise
 
 
-def own_advantages(function, name, rollout):
-    """Advantages of the user's own. They get a copy, as a rule does."""
-    wanted = "a tensor (Q, G) of finite floats, as rollout.total is"
-    return call_own(function, name, wanted, are_advantages, copy.deepcopy(rollout))
+def own_numbers(function, name, rollout):
+    """Advantages of the user's own, or a metric. They get a copy, as a rule does."""
+    wanted = "a tensor (Q, G) of finite numbers, as rollout.total is"
+    numbers = call_own(function, name, wanted, are_numbers, copy.deepcopy(rollout))
+    return numbers.float()
 
 
-def are_advantages(A, rollout):
-    if A.shape != rollout.rewards.shape[1:]:
-        return False
-    return A.is_floating_point() and A.isfinite().all()
+def are_numbers(numbers, rollout):
+    return numbers.shape == rollout.rewards.shape[1:] and numbers.isfinite().all()
 
 
 def own_loss(function, name, *given, **named):
@@ -120,16 +119,7 @@ def own_rule(function, name):
 
 def own_filter(function, name):
     """GFPO's rule with a metric of the user's own, rollout → (Q, G): the smallest are kept."""
-
-    wanted = "a tensor (Q, G) of finite numbers, of which the smallest are kept"
-
-    def is_metric(values, rollout):
-        return values.shape == rollout.rewards.shape[1:] and values.isfinite().all()
-
-    def metric(rollout):
-        return call_own(function, name, wanted, is_metric, copy.deepcopy(rollout))
-
-    return partial(keep_smallest, metric=metric)
+    return partial(keep_smallest, metric=partial(own_numbers, function, name))
 
 
 def are_rows(returned, n):
@@ -138,7 +128,6 @@ def are_rows(returned, n):
     pair = returned if isinstance(returned, tuple) else (returned, returned)
     rows, numbers = map(torch.as_tensor, pair)
     found = rows.tolist()
-    whole = not (rows.is_floating_point() or rows.dtype == torch.bool)
-    whole = whole or not found  # for torch an empty list is float32
+    whole = all(type(row) is int for row in found)  # True is none
     once = len(set(found)) == len(found) and set(found) <= set(range(n))
     return whole and once and numbers.shape == rows.shape and numbers.isfinite().all()
