@@ -76,7 +76,7 @@ def sample_batch(sampler, tokenizer, questions, is_right, sampling, samples, sta
     texts = sampled.texts(tokenizer, rows)
     lengths = sampled.mask.sum(1).tolist()  # without what a tool wrote
     truncated = sampled.truncated.tolist()
-    judge = Reward(name_of(is_right), is_right)
+    judge = Reward(is_right.__name__, is_right)
     scores, _ = score([judge], texts, reward_columns(rows, samples))
     values = scores[judge.name].tolist()
     records = []
@@ -101,10 +101,6 @@ def key_of(records):
     """What counts of these records: "correct", or "score" if a reward is no verdict."""
     grades = any(row["correct"] is None and row["score"] is not None for row in records)
     return "score" if grades else "correct"
-
-
-def name_of(is_right):
-    return getattr(is_right, "__name__", "judge")
 
 
 def questions_in_a_batch(batch_size, samples):
@@ -151,7 +147,7 @@ def examine(
         key = "score"
     summary["measure"] = "reward" if key == "score" else "accuracy"
     for part, records in found.items():
-        summary[part] = summarize(records, partial(answer_of, name_of(is_right)), key)
+        summary[part] = summarize(records, partial(answer_of, is_right.__name__), key)
     return summary
 
 
@@ -173,14 +169,16 @@ def read_answers(path):
 
 def path_of_setting(folder, benchmark, setting):
     """The file of answers of this setting: the first that has it, or does not exist yet."""
-    path = folder / f"eval-{Path(benchmark).stem}.jsonl"
-    n = 2
-    while True:
-        earlier = read_answers(path)[0] if path.is_file() else setting
+    name = f"eval-{Path(benchmark).stem}"
+    path = folder / f"{name}.jsonl"
+    n = 1
+    while path.is_file():
+        earlier, _ = read_answers(path)
         if earlier | setting == earlier:
-            return path
-        path = folder / f"eval-{Path(benchmark).stem}-{n}.jsonl"
+            break
         n += 1
+        path = folder / f"{name}-{n}.jsonl"
+    return path
 
 
 def open_answers(path, setting):

@@ -64,34 +64,28 @@ def options_of(run_dir):
 
 
 def as_in_the_run(chosen):
-    """The options of eval.py that were given, and those of the run that `model` names: so its
-    questions are judged as the run has judged them. chosen: {option: value}."""
-    of_run = options_for_eval(chosen.get("model", ""))
-    if chosen.get("benchmark") not in (None, of_run.get("benchmark")):
-        of_run = {"run": of_run.get("run")}
-    return of_run | chosen
-
-
-def options_for_eval(model):
-    """{option of eval.py: value} of the run that `model` names, its folder or a checkpoint's, and
-    {"run": all its options}; of another model {}."""
-    for folder in (Path(model), Path(model).parent):
-        if (folder / "run.json").is_file():
-            run = options_of(folder)
-            same = ("max_new_tokens", "max_prompt_tokens", "system_prompt", "temperature", "stop",
-                    "chat_template_kwargs", "columns")
-            found = {name: run.get(name) for name in same} | {"run": run}
-            benchmark = run["eval_dataset"] or run["dataset"]
-            found["benchmark"] = [benchmark]
-            if benchmark in TASKS:
-                del found["columns"]  # those of the table are known
-            if ":" in run["sampler"]:  # one of the user's own
-                found["sampler"] = run["sampler"]
-            if judged_alike(run["dataset"], benchmark):
-                found["judge"] = run["rewards"][0]
-                found["measure"] = run.get("measure", "accuracy")
-            return found
-    return {}
+    """{option of eval.py: value}: those that were given, and those of the run that `model` names,
+    its folder or a checkpoint's. So its questions are judged as the run has judged them. For
+    another benchmark only all options of the run are added, as "run". chosen: {option: value}."""
+    model = Path(chosen.get("model", ""))
+    found = [folder for folder in (model, model.parent) if (folder / "run.json").is_file()]
+    if not found:
+        return chosen
+    run = options_of(found[0])
+    benchmark = run["eval_dataset"] or run["dataset"]
+    if chosen.get("benchmark") not in (None, [benchmark]):
+        return {"run": run} | chosen
+    same = ("max_new_tokens", "max_prompt_tokens", "system_prompt", "temperature", "stop",
+            "chat_template_kwargs", "columns")
+    options = {name: run.get(name) for name in same} | {"run": run, "benchmark": [benchmark]}
+    if benchmark in TASKS:
+        del options["columns"]  # those of the table are known
+    if ":" in run["sampler"]:  # one of the user's own
+        options["sampler"] = run["sampler"]
+    if judged_alike(run["dataset"], benchmark):
+        options["judge"] = run["rewards"][0]
+        options["measure"] = run.get("measure", "accuracy")
+    return options | chosen
 
 
 def earlier_run(run_dir):

@@ -47,10 +47,7 @@ def print_plan(options, notes, argv):
              "more.")
     for sentence in notes:
         note(f"note: {sentence}")
-    room = f"a device has {USABLE * p.device / GB:.1f} GB for the peak."
-    if max(p.peaks) < GB / 10:
-        room = "every device has this much memory."
-    note(f"\nIt {verdict(p)}: {room}")
+    note(f"\nIt {verdict(p)}: a device has {USABLE * p.device / GB:.1f} GB for the peak.")
 
     if p.fits:
         return 0
