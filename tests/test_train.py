@@ -463,7 +463,7 @@ def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch):
     assert state["source"] == "run/checkpoint-000003"
 
     for words, message in [
-        ([], "already holds a run: add --resume"), (["--resume"], "has made its 3 steps"),
+        ([], "if it is a run, add --resume"), (["--resume"], "has made its 3 steps"),
         (["--resume", "--algorithm", "grpo"], "--algorithm cppo"),
     ]:
         with pytest.raises(UserError, match=message):

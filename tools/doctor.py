@@ -253,7 +253,7 @@ def findings_of_answers(m, options, names, samples, stuck):
 def why_cut_off(options, answers, sample):
     """Why completions are cut off. sample: the first."""
     seen_in = "truncated length"
-    if sample.get("prompt", "").endswith(f"User: {sample.get('question')}\nAssistant:"):
+    if sample["prompt"].endswith(f"User: {sample['question']}\nAssistant:"):
         yield ("The chat template is not applied: the model has none.", seen_in,
                "take a chat model, or put its chat_template.jinja into its folder",
                [sample["prompt"]])
@@ -336,10 +336,10 @@ def findings_of_small_updates(m, options):
 
 
 def diagnosis(run_dir):
-    """(the conclusion, {name: Metric}, how many steps were looked at) of a run."""
+    """(the conclusions, {name: Metric}, how many steps were looked at) of a run."""
     rows = files.read(Path(run_dir, "metrics.jsonl"))
     if not rows:
-        return "", {}, 0
+        return [], {}, 0
     m, steps, options = metrics_of(rows), len(rows), options_of(run_dir)
     samples = files.read(Path(run_dir, "samples.jsonl"))
     measure = options.get("measure", "accuracy")
@@ -347,22 +347,22 @@ def diagnosis(run_dir):
         m.pop("accuracy", None)  # of the steps in which the reward seemed to be a verdict
     below = ends_below(run_dir, m[measure], measure)
     found = findings(m, options, samples[:100] + samples[-1:], steps, below)
-    return conclusion(found, m, steps), m, steps
+    return conclusions(found, m, steps), m, steps
 
 
 def of_one_step(metrics, sample, options):
-    """The conclusion of the first step of a run (--check_rewards). sample: its first group.
+    """The conclusions of the first step of a run (--check_rewards). sample: its first group.
     options: as attributes."""
     m = metrics_of([metrics])
-    return conclusion(findings(m, vars(options), [sample], 1), m, 1)
+    return conclusions(findings(m, vars(options), [sample], 1), m, 1)
 
 
-def conclusion(found, m, steps):
-    """The first finding as a sentence; "" if there is none."""
+def conclusions(found, m, steps):
+    """The first finding as a sentence, in a list; [] if there is none."""
     when = progress.count(steps, "step")
     for what, names, cure, *texts in found:
-        return f"{what} Seen in {when}: {seen(m, names, *texts)}. Try: {cure}."
-    return ""
+        return [f"{what} Seen in {when}: {seen(m, names, *texts)}. Try: {cure}."]
+    return []
 
 
 def ends_below(run_dir, metric, measure):
@@ -385,12 +385,12 @@ def ends_below(run_dir, metric, measure):
 def first_sentence(run_dir, steps_before=0):
     """What train.py prints at the end of a run: the likeliest finding, or how to ask for one; None
     if it has made no step. steps_before: those of the folder before it began."""
-    sentence, _, steps = diagnosis(run_dir)
+    sentences, _, steps = diagnosis(run_dir)
     if steps <= steps_before:
         return None
     command = f"python tools/doctor.py {shlex.quote(str(run_dir))}"
-    if sentence:
-        return f"{sentence} More: {command}"
+    if sentences:
+        return f"{sentences[0]} More: {command}"
     return f"doctor    {command}"
 
 
@@ -409,10 +409,10 @@ def main(argv):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="folder of a run, such as runs/toy-cppo-1")
-    sentence, metrics, steps = diagnosis(parser.parse_args(argv).run)
+    sentences, metrics, steps = diagnosis(parser.parse_args(argv).run)
     if not steps:
         raise UserError("this folder holds no run with at least one step: name another one.")
-    print(sentence or nothing_found(metrics, steps))
+    print("\n".join(sentences) or nothing_found(metrics, steps))
 
 
 if __name__ == "__main__":

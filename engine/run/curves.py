@@ -19,13 +19,13 @@ PANELS = {  # metric: title of its panel, below that of the measure
 DPI = 80
 
 
-def curves(folder, algorithm, measure="accuracy", tested=()):
+def curves(folder, algorithm, measure, tested):
     """Draw metrics of a run against the questions that it was trained on: `curves.png`. Metrics of
     the user have panels of their own.
 
     A thin line shows single steps. A thick line shows the mean over a twentieth of the run. Points
     show the greedy accuracy of --eval_every. measure: "accuracy" or "reward". tested: what it was
-    before and after training, in words: the title of its panel, if the run was evaluated.
+    before and after training, in words: the title of its panel; [] if nothing was evaluated.
     """
     rows = files.read(Path(folder, "metrics.jsonl"))
     questions = list(accumulate(row["questions"] for row in rows))

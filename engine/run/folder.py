@@ -132,15 +132,12 @@ def refuse_used(output_dir):
     """Refuse the --output_dir of a new run if it holds a run, or anything else. A run that ended
     before its first checkpoint starts anew."""
     run_dir = Path(output_dir)
-    begun = [*checkpoints(run_dir), *run_dir.glob("metrics.jsonl")]
     # a job that begins, too, holds the lock
-    found = [path for path in run_dir.glob("*") if path.name != "run.lock"]
-    if found and not (run_dir / "run.json").is_file():
-        raise UserError(f"{run_dir} holds {min(found).name}, but not the run.json of a run: name "
-                        "another --output_dir, or an empty one.")
-    if begun:
-        raise UserError(f"{run_dir} already holds a run: add --resume to go on with it, or name "
-                        "another --output_dir.")
+    found = sorted(path.name for path in run_dir.glob("*") if path.name != "run.lock")
+    begun = checkpoints(run_dir) or "metrics.jsonl" in found
+    if found and (begun or "run.json" not in found):
+        raise UserError(f"{run_dir} holds {found[0]}: if it is a run, add --resume to go on with "
+                        "it; else name another --output_dir, or an empty one.")
 
 
 def keep_options(run_dir, config):

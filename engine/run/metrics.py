@@ -68,8 +68,8 @@ def means_of_verdicts(rollout, advantages):
     judged = ~rollout.rewards[0].isnan()  # (Q, G): does the first reward apply?
     asked = judged.any(1)
     right = rollout.rewards[0] > 0
-    answers = [read(rollout.reward_names[0], text) for text in rollout.texts]
-    unread = torch.tensor([answer is None for answer in answers])
+    first = rollout.reward_names[0]
+    unread = torch.tensor([read(first, text) is None for text in rollout.texts])
     # the advantages of a group add up to 0: if they are equal, each is 0 (PPO: here they are the
     # scores)
     no_signal = ~has_signal(advantages)

@@ -103,8 +103,7 @@ def own_rule(function, name):
             "cppo.batch_rows makes them (mask.nonzero().flatten() for a mask); or such rows and "
             "one finite advantage for each")
         returned = call_own(
-            function, name, wanted,
-            lambda rows, *given: are_rows(rows, n), copy.deepcopy(rollout), advantages.clone(), k)
+            function, name, wanted, are_rows, copy.deepcopy(rollout), advantages.clone(), k)
         weighted = isinstance(returned, tuple)
         rows, order = torch.as_tensor(returned[0] if weighted else returned).cpu().long().sort()
         if rollout.step and n and len(rows) in (0, n):
@@ -122,12 +121,12 @@ def own_filter(function, name):
     return partial(keep_smallest, metric=partial(own_numbers, function, name))
 
 
-def are_rows(returned, n):
-    """Whether these are some of the numbers 0 … n − 1, each at most once, maybe with a finite
-    number for each."""
+def are_rows(returned, rollout, advantages, k):
+    """Whether these are rows of the batch, each at most once, maybe with a finite number for
+    each."""
     pair = returned if isinstance(returned, tuple) else (returned, returned)
     rows, numbers = map(torch.as_tensor, pair)
     found = rows.tolist()
     whole = all(type(row) is int for row in found)  # True is none
-    once = len(set(found)) == len(found) and set(found) <= set(range(n))
+    once = len(set(found)) == len(found) and set(found) <= set(range(advantages.numel()))
     return whole and once and numbers.shape == rows.shape and numbers.isfinite().all()

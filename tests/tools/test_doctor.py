@@ -52,9 +52,9 @@ def none(rollout, advantages, k):
 '''
 
 
-def named_first(finding, what):
-    """what: "", if there is nothing to find."""
-    assert finding.startswith(what) if what else not finding, finding
+def named_first(findings, what):
+    """what: None, if there is nothing to find."""
+    assert findings and findings[0].startswith(what) if what else not findings, findings
 
 
 # --- the limits, in logs ---
@@ -119,7 +119,7 @@ GAMED = "Another reward rises, and the accuracy does not"
     ("lr", 1.1e-5, 9e-6, STILL, {}),
 ])
 def test_each_limit_from_both_sides(name, healthy, faulty, what, more, tmp_path):
-    for value, expected in ((healthy, ""), (faulty, what)):
+    for value, expected in ((healthy, None), (faulty, what)):
         named_first(logged(tmp_path, **more | {name: value}), expected)
 
 
@@ -130,12 +130,12 @@ def test_cppo_whose_completions_become_short_is_told_of_the_token_mean(tmp_path)
         ("cppo", "largest_abs", 0.0, False), ("grpo", "all", 0.0, False),
     ]:
         options = {"algorithm": algorithm, "keep": keep, "pruning_rate": rate}
-        first = logged(tmp_path, length=change(9.0, 4.0), options=options)
+        first = logged(tmp_path, length=change(9.0, 4.0), options=options)[0]
         assert first.startswith("The length collapses")
         assert ("cppo_published --keep largest_abs" in first) == told
-        named_first(logged(tmp_path, length=change(9.0, 6.5), options=options), "")
+        named_first(logged(tmp_path, length=change(9.0, 6.5), options=options), None)
         short = logged(tmp_path, length=change(9.0, 6.2), options=options)
-        named_first(short, "The length collapses" if told else "")
+        named_first(short, "The length collapses" if told else None)
 
 
 def paid(*answers, **more):
@@ -151,7 +151,7 @@ LONG = {"truncated": 0.5, "accuracy": 0.1}
 
 @pytest.mark.parametrize("metrics, what", [
     (NOT_READ, NO_ANSWER), (NOT_READ | {"unreadable": 0.4}, HARD),
-    ({"accuracy": change(0.0, 0.15), "unreadable": 0.9}, ""),  # it learns to answer
+    ({"accuracy": change(0.0, 0.15), "unreadable": 0.9}, None),  # it learns to answer
     (paid(2, 2, 2, 2, 3), "The questions are too easy"), (paid(2, 2, 2, 3), WRONG),
     (paid(2, **NEVER), "The reward never fires, not even for right"), (paid(3, **NEVER), HARD),
     (paid(2, accuracy=0.0, **{"reward/a": -0.9}),
@@ -162,7 +162,7 @@ LONG = {"truncated": 0.5, "accuracy": 0.1}
      "Answers do not end: the model writes on after"),
     # wrong advantages also make it fall
     ({"accuracy": change(0.5, 0.09)}, BELOW),
-    ({"accuracy": RISES, "reward/my_format": 0.0}, ""),  # a form that is not known
+    ({"accuracy": RISES, "reward/my_format": 0.0}, None),  # a form that is not known
 ])
 def test_of_several_faults_the_cause_comes_first(metrics, what, tmp_path):
     named_first(logged(tmp_path, **metrics), what)
@@ -181,7 +181,7 @@ def test_a_form_that_is_never_met_is_shown_by_the_nearest_completion(
 ):
     """Also if the accuracy rises."""
     never = {f"reward/{reward}": 0.0}
-    finding = logged(tmp_path, completions=["2", completion], accuracy=RISES, **never)
+    [finding] = logged(tmp_path, completions=["2", completion], accuracy=RISES, **never)
     assert finding.startswith(f"The format is never met. The nearest completion {what}. Seen in 10")
     assert f"as {completion!r}" in finding
 
@@ -201,7 +201,7 @@ def test_the_gap_within_a_group():
 def test_what_it_says_of_a_fault_of_few_steps_of_health_and_of_no_run(tmp_path, capsys):
     with pytest.raises(UserError, match="no run with at least one step"):
         main([str(tmp_path)])
-    finding = logged(tmp_path, entropy=FALLS, no_signal=RISES)
+    [finding] = logged(tmp_path, entropy=FALLS, no_signal=RISES)
     assert "Seen in 10 steps: entropy 0.3 → 0.1 (at most 0.3); no_signal 0.1 → 0.8" in finding
     assert "; as '<answer>2</answer>'. Try: lower --lr" in finding
     for more, said in (
@@ -245,11 +245,11 @@ def found(tmp_path, small, undrawn, capsys, monkeypatch):
         own = words.replace("own:", f"{tmp_path}/own.py:")
         with contextlib.suppress(UserError):  # if the run stops, because it failed too often
             run(model, tmp_path / "run", usual + own)
-        finding = doctor.diagnosis(tmp_path / "run")[0]
+        findings = doctor.diagnosis(tmp_path / "run")[0]
         said = capsys.readouterr().out
-        assert not finding or said.endswith(
-            f"\n{finding} More: python tools/doctor.py {tmp_path}/run\n")
-        return finding
+        assert not findings or said.endswith(
+            f"\n{findings[0]} More: python tools/doctor.py {tmp_path}/run\n")
+        return findings
 
     return found
 
@@ -265,8 +265,8 @@ def found(tmp_path, small, undrawn, capsys, monkeypatch):
     ("--lr 10 --steps 3", LARGE), (f"{TOOL}--steps 2", NO_TOOL),
     ("--temperature 3 --steps 2", NOISE), ("--stop <answer> --steps 2", NO_ANSWER),
     # healthy
-    ("--steps 2 --algorithm cppo", ""), ("--steps 3 --beta 0", ""),
-    ("--steps 2 --lora 4", ""), (f"{WITH_TOOL}--steps 2", ""),
+    ("--steps 2 --algorithm cppo", None), ("--steps 3 --beta 0", None),
+    ("--steps 2 --lora 4", None), (f"{WITH_TOOL}--steps 2", None),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
         ("--temperature 0.05 --rewards own:even", ALIKE),
         ("--lr 1e-5 --rewards own:even", STILL),
