@@ -310,7 +310,7 @@ def results_folder(config):
     return model if model.is_dir() else Path("runs", f"eval-{model.name}")
 
 
-def evaluate_benchmark(benchmark, rows, asked, config, source, model, tokenizer, folder):
+def evaluate_benchmark(benchmark, rows, asked, config, model, tokenizer, folder):
     """Evaluate one benchmark, write its two files and print its scores. asked: what the run has
     done with its rows, in words."""
     task = task_of(benchmark)
@@ -328,7 +328,7 @@ def evaluate_benchmark(benchmark, rows, asked, config, source, model, tokenizer,
         notes += notes_on_lost(reward, questions)
     sampling = Sampling(
         config.max_new_tokens, config.temperature, config.top_p, config.top_k, config.stop)
-    setting = setting_of(config, source, benchmark, questions, sampling, model.dtype)
+    setting = setting_of(config, benchmark, questions, sampling, model.dtype)
     path = path_of_setting(folder, benchmark, setting)
     earlier = open_answers(path, setting) if ranks.rank() == 0 else None
     sampler = Sampler(model, tokenizer)
@@ -342,10 +342,10 @@ def evaluate_benchmark(benchmark, rows, asked, config, source, model, tokenizer,
         write_scores(path, setting, asked, notes, summary)
 
 
-def setting_of(config, source, benchmark, questions, sampling, dtype):
+def setting_of(config, benchmark, questions, sampling, dtype):
     """What the scores depend on. An interrupted evaluation goes on only in the same setting."""
     return {
-        "model": source,
+        "model": config.model,
         "benchmark": benchmark,
         "questions": len(questions),
         "data": fingerprint(questions),
@@ -386,13 +386,13 @@ def main(argv):
     folder = results_folder(config)
     # a wrong line of a file is refused before the model is loaded
     rows = [rows_for_eval(name, config) for name in config.benchmark]
-    source = resolve_model(base_model(config.model, config.benchmark[0]))
+    config.model = resolve_model(base_model(config.model, config.benchmark[0]))
     try:
         with files.writing_into(folder):
-            model, tokenizer = load_model(source, device, frozen=True)
+            model, tokenizer = load_model(config.model, device, frozen=True)
             for benchmark, (its_rows, asked) in zip(config.benchmark, rows):
                 evaluate_benchmark(
-                    benchmark, its_rows, asked, config, source, model, tokenizer, folder)
+                    benchmark, its_rows, asked, config, model, tokenizer, folder)
     except torch.OutOfMemoryError:
         raise UserError(f"out of memory: lower --batch_size {config.batch_size}.") from None
     ranks.stop()

@@ -110,4 +110,5 @@ def changes(o, p):
         yield "--lora 16", chosen | {"lora": 16}, p.devices
     for devices in (2, 4, 8):
         if devices > p.devices or (devices == p.devices and o.shard == "none"):
-            yield f"--shard full on {devices} devices{in_place}", chosen | {"shard": "full"}, devices
+            label = f"--shard full on {devices} devices{in_place}"
+            yield label, chosen | {"shard": "full"}, devices
