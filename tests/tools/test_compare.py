@@ -141,6 +141,10 @@ def test_a_run_without_answers_is_only_drawn_and_other_questions_are_refused(
     Path("a/summary.json").unlink()  # the run has not ended
     main(["a", "b"])
     assert "note: a holds no answers to test questions" in capsys.readouterr().out and drawn
+    path = Path("a/answers.jsonl")
+    path.write_text(path.read_text().rpartition('{"part"')[0])  # it samples nothing
+    main(["b/answers.jsonl", str(path)])
+    assert "sampled" not in capsys.readouterr().out
     with pytest.raises(UserError, match="not answers to the same questions"):
         main(["b", "c"])
 
@@ -149,6 +153,7 @@ def test_a_run_without_answers_is_only_drawn_and_other_questions_are_refused(
     ("a.jsonl", '{"question": "1", "answer": "1", "text": "3"}', "question 1: .* or 'completions'"),
     ("a.jsonl none", "", "none does not exist: name the folders of two runs"),
     ("a.jsonl a.jsonl --judge toy_accuracy", "", "--judge has no effect"),
+    ("a.jsonl a.jsonl --columns answer=x", "", "--columns has no effect"),
     ("a.jsonl a.jsonl --output_dir .", "", "--output_dir has no effect"),
     ("a.jsonl --x seconds", "", "--x has no effect"),
     (". a.jsonl", "", "name two folders or more"), (".", "", "name two folders or more"),
