@@ -76,7 +76,7 @@ def sample_batch(sampler, tokenizer, questions, is_right, sampling, samples, sta
     texts = sampled.texts(tokenizer, rows)
     lengths = sampled.mask.sum(1).tolist()  # without what a tool wrote
     truncated = sampled.truncated.tolist()
-    judge = Reward(name_of(is_right), is_right)
+    judge = Reward(is_right.__name__, is_right)
     scores, _ = score([judge], texts, reward_columns(rows, samples))
     values = scores[judge.name].tolist()
     records = []
@@ -101,10 +101,6 @@ def key_of(records):
     """What counts of these records: "correct", or "score" if a reward is no verdict."""
     grades = any(row["correct"] is None and row["score"] is not None for row in records)
     return "score" if grades else "correct"
-
-
-def name_of(is_right):
-    return getattr(is_right, "__name__", "judge")
 
 
 def questions_in_a_batch(batch_size, samples):
@@ -151,7 +147,7 @@ def examine(
         key = "score"
     summary["measure"] = "reward" if key == "score" else "accuracy"
     for part, records in found.items():
-        summary[part] = summarize(records, partial(answer_of, name_of(is_right)), key)
+        summary[part] = summarize(records, partial(answer_of, is_right.__name__), key)
     return summary
 
 
@@ -173,14 +169,16 @@ def read_answers(path):
 
 def path_of_setting(folder, benchmark, setting):
     """The file of answers of this setting: the first that has it, or does not exist yet."""
-    path = folder / f"eval-{Path(benchmark).stem}.jsonl"
-    n = 2
-    while True:
-        earlier = read_answers(path)[0] if path.is_file() else setting
+    name = f"eval-{Path(benchmark).stem}"
+    path = folder / f"{name}.jsonl"
+    n = 1
+    while path.is_file():
+        earlier, _ = read_answers(path)
         if earlier | setting == earlier:
-            return path
-        path = folder / f"eval-{Path(benchmark).stem}-{n}.jsonl"
+            break
         n += 1
+        path = folder / f"{name}-{n}.jsonl"
+    return path
 
 
 def open_answers(path, setting):
@@ -312,7 +310,7 @@ def results_folder(config):
     return model if model.is_dir() else Path("runs", f"eval-{model.name}")
 
 
-def evaluate_benchmark(benchmark, rows, asked, config, source, model, tokenizer, folder):
+def evaluate_benchmark(benchmark, rows, asked, config, model, tokenizer, folder):
     """Evaluate one benchmark, write its two files and print its scores. asked: what the run has
     done with its rows, in words."""
     task = task_of(benchmark)
@@ -330,7 +328,7 @@ def evaluate_benchmark(benchmark, rows, asked, config, source, model, tokenizer,
         notes += notes_on_lost(reward, questions)
     sampling = Sampling(
         config.max_new_tokens, config.temperature, config.top_p, config.top_k, config.stop)
-    setting = setting_of(config, source, benchmark, questions, sampling, model.dtype)
+    setting = setting_of(config, benchmark, questions, sampling, model.dtype)
     path = path_of_setting(folder, benchmark, setting)
     earlier = open_answers(path, setting) if ranks.rank() == 0 else None
     sampler = Sampler(model, tokenizer)
@@ -344,10 +342,10 @@ def evaluate_benchmark(benchmark, rows, asked, config, source, model, tokenizer,
         write_scores(path, setting, asked, notes, summary)
 
 
-def setting_of(config, source, benchmark, questions, sampling, dtype):
+def setting_of(config, benchmark, questions, sampling, dtype):
     """What the scores depend on. An interrupted evaluation goes on only in the same setting."""
     return {
-        "model": source,
+        "model": config.model,
         "benchmark": benchmark,
         "questions": len(questions),
         "data": fingerprint(questions),
@@ -388,13 +386,13 @@ def main(argv):
     folder = results_folder(config)
     # a wrong line of a file is refused before the model is loaded
     rows = [rows_for_eval(name, config) for name in config.benchmark]
-    source = resolve_model(base_model(config.model, config.benchmark[0]))
+    config.model = resolve_model(base_model(config.model, config.benchmark[0]))
     try:
         with files.writing_into(folder):
-            model, tokenizer = load_model(source, device, frozen=True)
+            model, tokenizer = load_model(config.model, device, frozen=True)
             for benchmark, (its_rows, asked) in zip(config.benchmark, rows):
                 evaluate_benchmark(
-                    benchmark, its_rows, asked, config, source, model, tokenizer, folder)
+                    benchmark, its_rows, asked, config, model, tokenizer, folder)
     except torch.OutOfMemoryError:
         raise UserError(f"out of memory: lower --batch_size {config.batch_size}.") from None
     ranks.stop()

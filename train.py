@@ -167,10 +167,10 @@ def check_rewards(config, algorithm, device, rows):
     rollout = sample_and_score(
         run.next_questions(), run.networks, algorithm, run.reward_functions, config.sampling,
         random.Random(f"{run.seed} 1 0"), Clock(device), more=run.next_questions)
-    metrics, samples = show(rollout, run.algorithm, run.networks.tokenizer)
+    metrics, sample = show(rollout, run.algorithm, run.networks.tokenizer)
     if any(is_grade(run.reward_functions[0].function, x) for x in rollout.rewards[0].flatten()):
         config.data.measure = "reward"
-    for sentence in of_one_step(metrics, samples, config.options):
+    for sentence in of_one_step(metrics, sample, config.options):
         progress.note(sentence)
 
 

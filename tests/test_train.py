@@ -94,7 +94,8 @@ def test_every_pass_is_made_for_the_kept_only_at_the_temperature_of_the_sampler(
     noted = noted_passes(monkeypatch)
     options = {"group_size": 8, "temperature": 0.7, "micro_batch_tokens": 10**6}
     step = run_step(step_inputs, [number_of_digits], algorithm, **options)
-    metrics, sample = step.metrics, first_group(step, step_inputs[1])
+    metrics = step.metrics
+    sample = first_group(step.rollout, step.advantages, step.rows, step_inputs[1])
     k = resolve(algorithm, group_size=8).k
     assert (metrics["questions"], metrics["completions"], metrics["kept"]) == (4, 32, 4 * k)
     assert [(len(batch.prompts), T) for batch, T in noted] == [(4 * k, 0.7)] * passes
@@ -461,7 +462,7 @@ def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch):
     assert state["source"] == "run/checkpoint-000003"
 
     for words, message in [
-        ([], "already holds a run: add --resume"), (["--resume"], "has made its 3 steps"),
+        ([], "if it is a run, add --resume"), (["--resume"], "has made its 3 steps"),
         (["--resume", "--algorithm", "grpo"], "--algorithm cppo"),
     ]:
         with pytest.raises(UserError, match=message):

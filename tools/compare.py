@@ -9,7 +9,7 @@ test questions, and the differences, question by question: the mean difference, 
 and the p of a paired permutation test. The picture compared.png shows their curves, by the clock.
 Runs that differ only in their seed are one line with a band.
 
-Two files of answers that eval.py has written are compared in the same way, without a picture.
+Files of answers that eval.py has written are compared in the same way, without a picture.
 
 One file is judged. Each of its lines holds question, answer, and either completion, a text, or
 completions, a list of texts. The scores are written beside it, into scored-completions.json.
@@ -18,7 +18,6 @@ completions, a list of texts. The scores are written beside it, into scored-comp
 import argparse
 import sys
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from statistics import fmean
 
@@ -80,28 +79,29 @@ def read_completions(path, columns):
     return records, rows
 
 
-# --- two files of answers ---
+# --- files of answers ---
 
 # what is compared; and what only makes other draws of the same kind
 DRAWN = ("model", "seed", "batch_size", "torch", "transformers")
 
 
-def compare(paths):
-    """Print the difference between two files of answers to the same questions."""
-    (setting, first), (other, second) = map(read_answers, paths)
-    key = key_of(chain(*first.values(), *second.values()))
-    if key == "score":
-        print("note: the judge says more than right and wrong: these are mean rewards.")
-    print(f"{setting['model']}: {paths[0]}")
-    print(f"{other['model']}: {paths[1]}")
-    note_other_setting(setting, other)
-    for part in first:
-        if part in second:
-            before = values_of(first[part], key)
-            after = values_of(second[part], key)
-            means = f"{fmean(before.values()):.4f} → {fmean(after.values()):.4f}"
-            change = difference(before, after, key)
-            print(f"{part:8} {means}   {change}, {len(before)} questions")
+def compare_answers(paths):
+    """Print the scores in files of answers, and the differences from the first file.
+
+    paths: {name: file}. A part that a file does not have is left out.
+    """
+    settings, answers = zip(*map(read_answers, paths.values()))
+    for setting in settings[1:]:
+        note_other_setting(settings[0], setting)
+    key = key_of(record for own in answers for records in own.values() for record in records)
+    measure = "reward" if key == "score" else "accuracy"
+    print("the difference from the first one, its 95 % interval, and p of a paired test:")
+    for part in answers[0]:
+        if all(part in own for own in answers):
+            values = [values_of(own[part], key) for own in answers]
+            means = [f"{fmean(own.values()):.4f}" for own in values]
+            differences = [difference(values[0], own, key) for own in values[1:]]
+            show(f"{part} {measure}", paths, means, differences)
 
 
 def note_other_setting(setting, other):
@@ -125,7 +125,7 @@ def difference(before, after, key):
                         "questions can be compared, of evaluations that have ended.")
     least = -1.0 if key == "correct" else None
     mean, (low, high), p = paired([*before.values()], [*after.values()], least=least)
-    return f"{mean:+.4f} [{low:+.4f}, {high:+.4f}], p = {p:.4f}"
+    return f"{mean:+.4f} [{low:+.4f}, {high:+.4f}], p = {p:.4f}, {len(before)} questions"
 
 
 # --- runs ---
@@ -140,12 +140,12 @@ def compare_runs(folders, x, output_dir):
     folder that holds the first run.
     """
     lines = {folder: lines_of_run(folder) for folder in folders}
-    show_scores(folders)
+    if tested := answers_of_runs(folders):
+        compare_answers(tested)
     for column, title in AXES.values():
-        sums = {folder: sum(row[column] for row in rows) for folder, rows in lines.items()}
-        ratios = {folder: f"{sums[folder] / sums[folders[0]]:.2f} times" for folder in folders[1:]}
-        show(title, {folder: f"{total:,.1f}".removesuffix(".0") for folder, total in sums.items()},
-             ratios)
+        sums = [sum(row[column] for row in rows) for rows in lines.values()]
+        values = [f"{total:,.1f}".removesuffix(".0") for total in sums]
+        show(title, lines, values, [f"{total / sums[0]:.2f} times" for total in sums[1:]])
     from engine.run.curves import curves_of_runs  # matplotlib takes half a second to import
 
     output_dir = Path(output_dir or Path(folders[0]).parent)
@@ -163,37 +163,24 @@ def lines_of_run(folder):
     return lines
 
 
-def show_scores(folders):
-    """Print the scores of runs on their test questions, and the differences from the first run."""
-    tested = [folder for folder in folders
-              if has_finished(folder) and Path(folder, ANSWERS).is_file()]
+def answers_of_runs(folders):
+    """{folder: its file of answers} of the runs that have answered test questions at their end."""
+    paths = {}
     for folder in folders:
-        if folder not in tested:
+        path = Path(folder, ANSWERS)
+        if has_finished(folder) and path.is_file():
+            paths[folder] = path
+        else:
             print(f"note: {folder} holds no answers to test questions: it has not ended, or it "
                   "evaluates nothing.")
-    if not tested:
-        return
-    settings, answers = zip(*(read_answers(Path(folder, ANSWERS)) for folder in tested))
-    for setting in settings[1:]:
-        note_other_setting(settings[0], setting)
-    key = key_of(record for own in answers for records in own.values() for record in records)
-    measure = "reward" if key == "score" else "accuracy"
-    for part in ("greedy", "sampled"):
-        values = [values_of(own[part], key) for own in answers]
-        if part == "greedy":
-            print(f"{len(values[0])} test questions; the difference from the first run, its 95 % "
-                  "interval, and p of a paired test")
-        means = {folder: f"{fmean(own.values()):.4f}" for folder, own in zip(tested, values)}
-        differences = {folder: difference(values[0], own, key)
-                       for folder, own in zip(tested[1:], values[1:])}
-        show(f"{part} {measure}", means, differences)
+    return paths
 
 
-def show(title, values, changes):
-    """Print a line for each run. values, changes: {folder: text}."""
-    width = max(map(len, values))
-    for folder, value in values.items():
-        print(f"{title:20} {folder:{width}} {value:>9}  {changes.get(folder, '')}".rstrip())
+def show(title, names, values, changes):
+    """Print a line for each run or file. changes: from the first one, of all others."""
+    width = max(map(len, names))
+    for name, value, change in zip(names, values, ["", *changes]):
+        print(f"{title:20} {name:{width}} {value:>9}  {change}".rstrip())
         title = ""
 
 
@@ -220,7 +207,7 @@ def main(argv):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "paths", nargs="+", metavar="PATH",
-        help="folders of runs, or two files of answers, to compare them; or one file of "
+        help="folders of runs, or files of answers, to compare them; or one file of "
         "completions, to judge them")
     parser.add_argument(
         "--x", choices=AXES, help="what stands below the curves of runs (default: seconds)")
@@ -240,8 +227,11 @@ def main(argv):
     refuse_what_does_not_fit(options, runs=any(Path(path).is_dir() for path in paths))
     if Path(paths[0]).is_dir():
         return compare_runs(paths, options.x or "seconds", options.output_dir)
-    if len(paths) == 2:
-        return compare(paths)
+    if len(paths) > 1:
+        for path in paths:
+            setting, _ = read_answers(path)
+            print(f"{path}: {setting['model']}")
+        return compare_answers({path: path for path in paths})
     judge = options.judge or "gsm8k_accuracy"
     return judge_file(paths[0], judge, options.columns, options.output_dir)
 
@@ -257,16 +247,13 @@ def refuse_what_does_not_fit(options, runs):
     if runs and (len(paths) == 1 or not all(Path(path).is_dir() for path in paths)):
         raise UserError("a folder of a run is compared with those of other runs: name two folders "
                         "or more, and no files.")
-    if len(paths) > 2 and not runs:
-        raise UserError("these are more than two files: name one to judge it, or two to compare "
-                        "them.")
-    if len(paths) > 1 and (options.judge or options.columns):
-        raise UserError("--judge and --columns have no effect here: the answers are judged "
-                        "already.")
-    if options.x and not runs:
-        raise UserError("--x has no effect with files: only the curves of runs are drawn.")
-    if len(paths) == 2 and not runs and options.output_dir:
-        raise UserError("--output_dir has no effect with two files: nothing is written.")
+    single = len(paths) == 1
+    used = {"x": runs, "judge": single, "columns": single, "output_dir": single or runs}
+    for option, is_used in used.items():
+        if getattr(options, option) and not is_used:
+            raise UserError(
+                f"--{option} has no effect here: --x is for runs, --judge and --columns are for "
+                "one file of completions, --output_dir is for both. Leave it out.")
 
 
 if __name__ == "__main__":

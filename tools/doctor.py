@@ -253,7 +253,7 @@ def findings_of_answers(m, options, names, samples, stuck):
 def why_cut_off(options, answers, sample):
     """Why completions are cut off. sample: the first."""
     seen_in = "truncated length"
-    if sample.get("prompt", "").endswith(f"User: {sample.get('question')}\nAssistant:"):
+    if sample["prompt"].endswith(f"User: {sample['question']}\nAssistant:"):
         yield ("The chat template is not applied: the model has none.", seen_in,
                "take a chat model, or put its chat_template.jinja into its folder",
                [sample["prompt"]])
@@ -337,7 +337,7 @@ def findings_of_small_updates(m, options):
 
 def diagnosis(run_dir):
     """(the conclusions, {name: Metric}, how many steps were looked at) of a run."""
-    rows = [row for row in files.read(Path(run_dir, "metrics.jsonl")) if "step" in row]
+    rows = files.read(Path(run_dir, "metrics.jsonl"))
     if not rows:
         return [], {}, 0
     m, steps, options = metrics_of(rows), len(rows), options_of(run_dir)
@@ -350,10 +350,11 @@ def diagnosis(run_dir):
     return conclusions(found, m, steps), m, steps
 
 
-def of_one_step(metrics, samples, options):
-    """The conclusions of the first step of a run (--check_rewards). options: as attributes."""
+def of_one_step(metrics, sample, options):
+    """The conclusions of the first step of a run (--check_rewards). sample: its first group.
+    options: as attributes."""
     m = metrics_of([metrics])
-    return conclusions(findings(m, vars(options), samples, 1), m, 1)
+    return conclusions(findings(m, vars(options), [sample], 1), m, 1)
 
 
 def conclusions(found, m, steps):

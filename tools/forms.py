@@ -19,17 +19,13 @@ def difference(text, marks):
         >>> difference("<think>9 + 9</think> <answer>18", MARKS["format_reward"])
         "has no '</answer>' after '<answer>'"
     """
-    gaps, rest = [], text
+    rest, after = text, ""
     for mark in marks:
-        gap, found, rest = rest.partition(mark)
+        _, found, rest = rest.partition(mark)
         if not found:
-            after = f" after {marks[len(gaps) - 1]!r}" if gaps else ""
             return f"has no {mark!r}{after}"
-        gaps.append(gap)
-    if gaps[0]:
-        return f"has {gaps[0]!r:.40} before {marks[0]!r}"
+        after = f" after {mark!r}"
     if rest:
-        return f"has {rest!r:.40} after {marks[3]!r}"
-    if gaps[2] not in ("\n", "\n\n"):
-        return f"has {gaps[2]!r:.40} in place of a newline between {marks[1]!r} and {marks[2]!r}"
-    return "has a mark twice"
+        return f"has {rest!r:.40}{after}"
+    return (f"has text before {marks[0]!r}, a mark twice, or something else than a newline between "
+            f"{marks[1]!r} and {marks[2]!r}")

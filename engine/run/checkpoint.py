@@ -219,12 +219,12 @@ def resume(run_dir):
         raise UserError(f"nothing to resume: {run_dir} holds no checkpoint, or only damaged ones. "
                         "Start a new run, without --resume and in another folder.")
     state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    best = state.get("best")
+    best = state["best"]
     if best and not path_of(run_dir, best["step"]).exists():  # a later one, now damaged, was better
         notes.append(f"the best checkpoint, of step {best['step']}, is gone: best/ begins anew.")
         state["best"] = {}
     if ranks.rank() == 0:
-        link_best(run_dir, state.get("best"))  # a run that was killed may not have come to this
+        link_best(run_dir, state["best"])  # a run that was killed may not have come to this
     return str(folder), state, notes
 
 

@@ -19,37 +19,48 @@ PANELS = {  # metric: title of its panel, below that of the measure
 DPI = 80
 
 
-def curves(folder, algorithm, measure="accuracy", tested=()):
+def curves(folder, algorithm, measure, tested):
     """Draw metrics of a run against the questions that it was trained on: `curves.png`. Metrics of
     the user have panels of their own.
 
     A thin line shows single steps. A thick line shows the mean over a twentieth of the run. Points
     show the greedy accuracy of --eval_every. measure: "accuracy" or "reward". tested: what it was
-    before and after training, in words: the title of its panel, if the run was evaluated.
+    before and after training, in words: the title of its panel; [] if nothing was evaluated.
     """
     rows = files.read(Path(folder, "metrics.jsonl"))
     questions = list(accumulate(row["questions"] for row in rows))
-    colour = GRPO if algorithm == "grpo" else CPPO
-    own = {name: name for name in rows[0] if name.startswith("own/")}
-    titles = {measure: f"{measure} of the samples"} | PANELS | own
-    figure = Figure((4.7 * len(titles), 4.7))
+    colour = colour_of(algorithm)
+    figure = Figure()
     # fixed margins are faster than a computed layout
     figure.subplots_adjust(left=0.05, right=0.98, top=0.89, bottom=0.11)
-    axes = figure.subplots(1, len(titles))
-    for axis, name in zip(axes, titles):
+    axes = panels(figure, rows[0], measure, "questions")
+    for name, axis in axes.items():
         values = [row.get(name) for row in rows]
         means = smooth(values)
         axis.plot(questions, values, color=colour, alpha=0.3, linewidth=0.8)
         axis.plot(questions, means, color=colour, linewidth=2.5)
-        axis.set_title(f"{titles[name]}: {means[0]:.2g} → {means[-1]:.2g}")
-        axis.set_xlabel("questions")
-        axis.grid(alpha=0.3)
+        axis.set_title(f"{axis.get_title()}: {means[0]:.2g} → {means[-1]:.2g}")
+    first = axes[measure]
     if tested:
-        axes[0].set_title("\n".join(tested), fontsize="medium")
-        axes[0].set_ylabel(f"{measure} of the samples")
-    axes[0].plot(
-        questions, [row.get(f"eval_{measure}") for row in rows], "o", color=colour, mfc="white")
+        first.set_title("\n".join(tested), fontsize="medium")
+        first.set_ylabel(f"{measure} of the samples")
+    points = [row.get(f"eval_{measure}") for row in rows]
+    first.plot(questions, points, "o", color=colour, mfc="white")
     figure.savefig(Path(folder, "curves.png"), dpi=DPI)
+
+
+def panels(figure, row, measure, below):
+    """{metric: its panel in the figure}: the measure, those of PANELS, and the user's own metrics.
+    row: the metrics of a step. below: what stands below the curves, in words."""
+    own = {name: name for name in row if name.startswith("own/")}
+    titles = {measure: f"{measure} of the samples"} | PANELS | own
+    figure.set_size_inches(4.7 * len(titles), 5)
+    axes = dict(zip(titles, figure.subplots(1, len(titles))))
+    for name, axis in axes.items():
+        axis.set_title(titles[name])
+        axis.set_xlabel(below)
+        axis.grid(alpha=0.3)
+    return axes
 
 
 def smooth(values):
@@ -70,20 +81,15 @@ def curves_of_runs(groups, x, path):
     _, [first, *_] = next(iter(groups.values()))
     # a run whose first reward is no verdict has no accuracy at its end
     measure = "accuracy" if first[-1].get("accuracy") is not None else "reward"
-    own = {name: name for name in first[0] if name.startswith("own/")}
-    titles = {measure: f"{measure} of the samples"} | PANELS | own
+    column, below = AXES[x]
+    figure = Figure(layout="constrained")
     colours = [colour_of(algorithm) for algorithm, _ in groups.values()]
-    figure = Figure((4.7 * len(titles), 5.2), layout="constrained")
     lines = {}  # {name of a group: one of its lines}
-    for axis, (metric, title) in zip(figure.subplots(1, len(titles)), titles.items()):
+    for metric, axis in panels(figure, first[0], measure, below).items():
         for (name, (_, runs)), colour, style in zip(groups.items(), colours, styles(colours)):
-            seeds = [points_of(rows, metric, x) for rows in runs]
-            seeds = [found for found in seeds if found]
-            if seeds:
+            seeds = [points_of(rows, metric, column) for rows in runs]
+            if all(seeds):
                 lines[name] = band(axis, seeds, 0, colour, style)
-        axis.set_title(title)
-        axis.set_xlabel(AXES[x][1])
-        axis.grid(alpha=0.3)
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=4)
     figure.savefig(path, dpi=DPI)
 
@@ -100,12 +106,13 @@ def styles(colours):
     return [STYLES[colours[:i].count(own) % len(STYLES)] for i, own in enumerate(colours)]
 
 
-def points_of(rows, metric, x):
-    """[(x, a metric's mean over a twentieth of the run)], of the steps that have this metric."""
-    ends = accumulate(row[AXES[x][0]] for row in rows)
-    found = [(end, row[metric]) for end, row in zip(ends, rows) if row.get(metric) is not None]
-    values = [value for _, value in found]
-    return [(end, smoothed) for (end, _), smoothed in zip(found, smooth(values))]
+def points_of(rows, metric, column):
+    """[(x, a metric's mean over a twentieth of the run)], of the steps that have this metric. x:
+    the sum of a column up to the step."""
+    ends = accumulate(row[column] for row in rows)
+    known = [(end, row[metric]) for end, row in zip(ends, rows) if row.get(metric) is not None]
+    means = smooth([value for _, value in known])
+    return [(end, value) for (end, _), value in zip(known, means)]
 
 
 def band(axis, lines, column, color, style="-", width=2.5):

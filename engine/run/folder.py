@@ -64,34 +64,28 @@ def options_of(run_dir):
 
 
 def as_in_the_run(chosen):
-    """The options of eval.py that were given, and those of the run that `model` names: so its
-    questions are judged as the run has judged them. chosen: {option: value}."""
-    of_run = options_for_eval(chosen.get("model", ""))
-    if chosen.get("benchmark") not in (None, of_run.get("benchmark")):
-        of_run = {"run": of_run.get("run")}
-    return of_run | chosen
-
-
-def options_for_eval(model):
-    """{option of eval.py: value} of the run that `model` names, its folder or a checkpoint's, and
-    {"run": all its options}; of another model {}."""
-    for folder in (Path(model), Path(model).parent):
-        if (folder / "run.json").is_file():
-            run = options_of(folder)
-            same = ("max_new_tokens", "max_prompt_tokens", "system_prompt", "temperature", "stop",
-                    "chat_template_kwargs", "columns")
-            found = {name: run.get(name) for name in same} | {"run": run}
-            benchmark = run["eval_dataset"] or run["dataset"]
-            found["benchmark"] = [benchmark]
-            if benchmark in TASKS:
-                del found["columns"]  # those of the table are known
-            if ":" in run["sampler"]:  # one of the user's own
-                found["sampler"] = run["sampler"]
-            if judged_alike(run["dataset"], benchmark):
-                found["judge"] = run["rewards"][0]
-                found["measure"] = run.get("measure", "accuracy")
-            return found
-    return {}
+    """{option of eval.py: value}: those that were given, and those of the run that `model` names,
+    its folder or a checkpoint's. So its questions are judged as the run has judged them. For
+    another benchmark only all options of the run are added, as "run". chosen: {option: value}."""
+    model = Path(chosen.get("model", ""))
+    found = [folder for folder in (model, model.parent) if (folder / "run.json").is_file()]
+    if not found:
+        return chosen
+    run = options_of(found[0])
+    benchmark = run["eval_dataset"] or run["dataset"]
+    if chosen.get("benchmark") not in (None, [benchmark]):
+        return {"run": run} | chosen
+    same = ("max_new_tokens", "max_prompt_tokens", "system_prompt", "temperature", "stop",
+            "chat_template_kwargs", "columns")
+    options = {name: run.get(name) for name in same} | {"run": run, "benchmark": [benchmark]}
+    if benchmark in TASKS:
+        del options["columns"]  # those of the table are known
+    if ":" in run["sampler"]:  # one of the user's own
+        options["sampler"] = run["sampler"]
+    if judged_alike(run["dataset"], benchmark):
+        options["judge"] = run["rewards"][0]
+        options["measure"] = run.get("measure", "accuracy")
+    return options | chosen
 
 
 def earlier_run(run_dir):
@@ -138,15 +132,12 @@ def refuse_used(output_dir):
     """Refuse the --output_dir of a new run if it holds a run, or anything else. A run that ended
     before its first checkpoint starts anew."""
     run_dir = Path(output_dir)
-    begun = [*checkpoints(run_dir), *run_dir.glob("metrics.jsonl")]
     # a job that begins, too, holds the lock
-    found = [path for path in run_dir.glob("*") if path.name != "run.lock"]
-    if found and not (run_dir / "run.json").is_file():
-        raise UserError(f"{run_dir} holds {min(found).name}, but not the run.json of a run: name "
-                        "another --output_dir, or an empty one.")
-    if begun:
-        raise UserError(f"{run_dir} already holds a run: add --resume to go on with it, or name "
-                        "another --output_dir.")
+    found = sorted(path.name for path in run_dir.glob("*") if path.name != "run.lock")
+    begun = checkpoints(run_dir) or "metrics.jsonl" in found
+    if found and (begun or "run.json" not in found):
+        raise UserError(f"{run_dir} holds {found[0]}: if it is a run, add --resume to go on with "
+                        "it; else name another --output_dir, or an empty one.")
 
 
 def keep_options(run_dir, config):

@@ -47,7 +47,8 @@ class Logs:
         metrics = {"step": step} | of_step.metrics | {"lr": lr}
         if self.first:
             files.append(self.folder / "metrics.jsonl", metrics)
-            sample = first_group(of_step, self.tokenizer)
+            sample = first_group(
+                of_step.rollout, of_step.advantages, of_step.rows, self.tokenizer)
             files.append(self.folder / "samples.jsonl", {"step": step} | sample)
             self.sampled = "" if self.example else in_words(sample["completions"][0])
 

@@ -68,8 +68,8 @@ def means_of_verdicts(rollout, advantages):
     judged = ~rollout.rewards[0].isnan()  # (Q, G): does the first reward apply?
     asked = judged.any(1)
     right = rollout.rewards[0] > 0
-    answers = [read(rollout.reward_names[0], text) for text in rollout.texts]
-    unread = torch.tensor([answer is None for answer in answers])
+    first = rollout.reward_names[0]
+    unread = torch.tensor([read(first, text) is None for text in rollout.texts])
     # the advantages of a group add up to 0: if they are equal, each is 0 (PPO: here they are the
     # scores)
     no_signal = ~has_signal(advantages)
@@ -117,21 +117,18 @@ def calls(mask):
     return (mask[:, 1:] & ~mask[:, :-1]).sum(1)
 
 
-def first_group(step, tokenizer):
-    """What is logged of the first question of a Step: its prompt as the model sees it; each
+def first_group(rollout, advantages, rows, tokenizer):
+    """What is logged of the first question of a step: its prompt as the model sees it; each
     completion, its reward, its advantage, and whether it is kept.
 
-    For PPO the score is given, not an advantage.
+    advantages: (Q, G); for PPO the scores. rows: the kept completions.
     """
-    rollout = step.rollout
     question = rollout.questions[0]
-    kept = step.rows.tolist()
-    rewards = rollout.total[0].tolist()
-    advantages = step.advantages[0].tolist()
+    kept = rows.tolist()
+    group = zip(rollout.texts, rollout.total[0].tolist(), advantages[0].tolist())
     completions = []
-    for i, advantage in enumerate(advantages):
-        text = rollout.texts[i]
-        row = {"completion": text, "reward": rewards[i], "advantage": advantage, "kept": i in kept}
+    for i, (text, reward, advantage) in enumerate(group):
+        row = {"completion": text, "reward": reward, "advantage": advantage, "kept": i in kept}
         completions.append(row)
     return {
         "question": question["question"],

@@ -40,7 +40,7 @@ def checked(algorithm):
     user's."""
     advantages, keep, loss = algorithm.advantages, algorithm.keep, algorithm.loss
     if name := name_of_own(advantages):
-        advantages = partial(own_advantages, advantages, f"the advantages {name}")
+        advantages = partial(own_numbers, advantages, f"the advantages {name}")
     if name := name_of_own(keep):
         keep = own_rule(keep, f"the rule {name}")
     if name := name_of_own(loss):
@@ -64,16 +64,15 @@ def try_rule(algorithm):
             raise
 
 
-def own_advantages(function, name, rollout):
-    """Advantages of the user's own. They get a copy, as a rule does."""
-    wanted = "a tensor (Q, G) of finite floats, as rollout.total is"
-    return call_own(function, name, wanted, are_advantages, copy.deepcopy(rollout))
+def own_numbers(function, name, rollout):
+    """Advantages of the user's own, or a metric. They get a copy, as a rule does."""
+    wanted = "a tensor (Q, G) of finite numbers, as rollout.total is"
+    numbers = call_own(function, name, wanted, are_numbers, copy.deepcopy(rollout))
+    return numbers.float()
 
 
-def are_advantages(A, rollout):
-    if A.shape != rollout.rewards.shape[1:]:
-        return False
-    return A.is_floating_point() and A.isfinite().all()
+def are_numbers(numbers, rollout):
+    return numbers.shape == rollout.rewards.shape[1:] and numbers.isfinite().all()
 
 
 def own_loss(function, name, *given, **named):
@@ -104,8 +103,7 @@ def own_rule(function, name):
             "cppo.batch_rows makes them (mask.nonzero().flatten() for a mask); or such rows and "
             "one finite advantage for each")
         returned = call_own(
-            function, name, wanted,
-            lambda rows, *given: are_rows(rows, n), copy.deepcopy(rollout), advantages.clone(), k)
+            function, name, wanted, are_rows, copy.deepcopy(rollout), advantages.clone(), k)
         weighted = isinstance(returned, tuple)
         rows, order = torch.as_tensor(returned[0] if weighted else returned).cpu().long().sort()
         if rollout.step and n and len(rows) in (0, n):
@@ -120,25 +118,15 @@ def own_rule(function, name):
 
 def own_filter(function, name):
     """GFPO's rule with a metric of the user's own, rollout → (Q, G): the smallest are kept."""
-
-    wanted = "a tensor (Q, G) of finite numbers, of which the smallest are kept"
-
-    def is_metric(values, rollout):
-        return values.shape == rollout.rewards.shape[1:] and values.isfinite().all()
-
-    def metric(rollout):
-        return call_own(function, name, wanted, is_metric, copy.deepcopy(rollout))
-
-    return partial(keep_smallest, metric=metric)
+    return partial(keep_smallest, metric=partial(own_numbers, function, name))
 
 
-def are_rows(returned, n):
-    """Whether these are some of the numbers 0 … n − 1, each at most once, maybe with a finite
-    number for each."""
+def are_rows(returned, rollout, advantages, k):
+    """Whether these are rows of the batch, each at most once, maybe with a finite number for
+    each."""
     pair = returned if isinstance(returned, tuple) else (returned, returned)
     rows, numbers = map(torch.as_tensor, pair)
     found = rows.tolist()
-    whole = not (rows.is_floating_point() or rows.dtype == torch.bool)
-    whole = whole or not found  # for torch an empty list is float32
-    once = len(set(found)) == len(found) and set(found) <= set(range(n))
+    whole = all(type(row) is int for row in found)  # True is none
+    once = len(set(found)) == len(found) and set(found) <= set(range(advantages.numel()))
     return whole and once and numbers.shape == rows.shape and numbers.isfinite().all()

@@ -7,12 +7,11 @@ import torch
 from algorithms import ALGORITHMS
 from engine.base.progress import count, note
 from engine.model.networks import uses_ours
-from engine.run.command_line import command, given, parser_of, read
+from engine.run.command_line import command, parser_of, read
 from engine.run.config import Config, algorithm_of
 from engine.run.plan import GB, USABLE, plan
 
 TOKENS = 1024  # of the smaller micro-batches, at most
-SHARDS = ("--shard", "full")
 MOST_DEVICES = 64  # that are tried
 
 
@@ -47,10 +46,7 @@ def print_plan(options, notes, argv):
              "more.")
     for sentence in notes:
         note(f"note: {sentence}")
-    room = f"a device has {USABLE * p.device / GB:.1f} GB for the peak."
-    if max(p.peaks) < GB / 10:
-        room = "every device has this much memory."
-    note(f"\nIt {verdict(p)}: {room}")
+    note(f"\nIt {verdict(p)}: a device has {USABLE * p.device / GB:.1f} GB for the peak.")
 
     if p.fits:
         return 0
@@ -68,8 +64,7 @@ def print_changes(options, p, argv):
     """Print the peak with one more change in each line, until the run fits. Then print the
     command."""
     note("\nGB at the peak  generation      update   with these changes, one more in each line")
-    for label, words, devices in changes(options, p):
-        chosen = given(Config, words)
+    for label, chosen, devices in changes(options, p):
         changed = plan(SimpleNamespace(**vars(options) | chosen), devices)
         note(f"{row(verdict(changed), changed.peaks)}   {label}")
         if changed.fits:
@@ -91,28 +86,29 @@ def verdict(p):
 
 
 def changes(o, p):
-    """Yields (label, words, devices): changes that save memory, each with those before it.
+    """Yields (label, {option: value}, devices): changes that save memory, each with those before.
 
     Left out is what the run already has or does not take. Adapters and shards exclude each other.
-    o: its options. p: its Plan. words: of a command line.
+    o: its options. p: its Plan.
     """
-    words = []
+    chosen = {}
     smaller = min(TOKENS, p.micro_batch_tokens // 2)
     if smaller:
-        words += ["--micro_batch_tokens", str(smaller)]
-        yield f"--micro_batch_tokens {smaller}", words, p.devices
+        chosen["micro_batch_tokens"] = smaller
+        yield f"--micro_batch_tokens {smaller}", chosen, p.devices
     if not o.gradient_checkpointing:
-        words = [*words, "--gradient_checkpointing"]
-        yield "--gradient_checkpointing", words, p.devices
+        chosen["gradient_checkpointing"] = True
+        yield "--gradient_checkpointing", chosen, p.devices
     if o.lora:
         return  # the reference takes no memory, and shards take no adapters
     if o.beta and not o.stop_kl:  # which needs the reference, too
-        words = [*words, "--beta", "0"]
-        yield "--beta 0", words, p.devices
+        chosen["beta"] = 0.0
+        yield "--beta 0", chosen, p.devices
     in_place = ""
     if o.shard == "none" and uses_ours(o.sampler) and not ALGORITHMS[o.algorithm].critic:
         in_place = ", in place of --lora 16"
-        yield "--lora 16", [*words, "--lora", "16"], p.devices
+        yield "--lora 16", chosen | {"lora": 16}, p.devices
     for devices in (2, 4, 8):
         if devices > p.devices or (devices == p.devices and o.shard == "none"):
-            yield f"--shard full on {devices} devices{in_place}", [*words, *SHARDS], devices
+            label = f"--shard full on {devices} devices{in_place}"
+            yield label, chosen | {"shard": "full"}, devices

@@ -2,7 +2,7 @@
 
 from answers import gold_answer
 from engine.base import progress, ranks
-from engine.run.metrics import summarize
+from engine.run.metrics import first_group, summarize
 from engine.scoring.score import read
 
 
@@ -10,20 +10,17 @@ def show(rollout, algorithm, tokenizer):
     """Print the first prompt, its completions with their rewards and what was read as the answer,
     and the mean of each reward.
 
-    Returns (the metrics, each completion with its question), for the doctor; on the other ranks the
-    latter are [].
+    Returns (the metrics, the first group as a run logs it), for the doctor.
     """
     advantages = algorithm.advantages(rollout)
     rows, advantages = algorithm.keep_completions(rollout, advantages)
     metrics = summarize(rollout, advantages, rows)
+    sample = first_group(rollout, advantages, rows, tokenizer)
     if ranks.rank() > 0:
-        return metrics, []
-    question = rollout.questions[0]
-    prompt = tokenizer.decode(question["prompt"])
-    gold = gold_answer(question["answer"])
+        return metrics, sample
     print("The first prompt, as the model sees it:")
-    print(prompt)
-    print(f"(here the model goes on; right: {gold!r:.60})\n")
+    print(sample["prompt"])
+    print(f"(here the model goes on; right: {gold_answer(sample['answer'])!r:.60})\n")
     names = rollout.reward_names
     questions, completions = rollout.lengths.shape
     for text, values in zip(rollout.texts, rollout.rewards[:, 0].T):
@@ -39,8 +36,4 @@ def show(rollout, algorithm, tokenizer):
         print(f"{name}, weight {weight:g}: mean {metrics[f'reward/{name}']:.3f}, "
               f"from {values.min():g} to {values.max():g}")
 
-    samples = []
-    for i, text in enumerate(rollout.texts):
-        asked = rollout.questions[i // completions]
-        samples.append({**asked, "prompt": prompt, "completions": [{"completion": text}]})
-    return metrics, samples
+    return metrics, sample

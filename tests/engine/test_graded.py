@@ -105,7 +105,7 @@ def test_best_begins_anew_and_a_resume_and_eval_know_it(made, tmp_path, monkeypa
     evaluation.main(f"{words} --output_dir {tmp_path}/late".split())
     compare.main([f"{killed}/eval-toy.jsonl", f"{tmp_path}/late/eval-toy.jsonl"])
     said = capsys.readouterr().out
-    assert "these are mean rewards" in said and "→ 0.3000" in said
+    assert "greedy reward " in said and " 0.3000 " in said
 
 
 @pytest.mark.parametrize("value, grade", [

@@ -42,8 +42,8 @@ LOSS = (torch.zeros((), requires_grad=True), {})
 
 @pytest.mark.parametrize("name, right, wrong", [
     ("advantages", PLAIN, [
-        (PLAIN[:, :1], r"tensor \(Q, G\) .* of shape \(2, 1\)"), (PLAIN.long(), "finite floats"),
-        (PLAIN * math.nan, "nan"), ([[0.0]], r"returned \[\[0.0\]\]")]),
+        (PLAIN[:, :1], r"tensor \(Q, G\) .* of shape \(2, 1\)"),
+        (PLAIN * math.nan, "of finite numbers.*nan"), ([[0.0]], r"returned \[\[0.0\]\]")]),
     ("loss", LOSS, [
         (LOSS[0], r"of shape \(\)"), ((torch.ones(3, requires_grad=True), {}), "a scalar"),
         ((torch.ones(()), {}), "has a gradient"), ((*LOSS, 1), "and a dict"),
@@ -73,6 +73,7 @@ def test_advantages_of_ones_own_change_nothing_in_the_rollout():
     rollout = a_rollout([[1.0, 0.0]])
     A = checked(replace(resolve("grpo", group_size=2), advantages=mine)).advantages(rollout)
     assert A.tolist() == [[0.5, -0.5]] and rollout.rewards.tolist() == [[[1.0, 0.0]]]
+    assert of_algorithm("advantages", PLAIN.long()).dtype == torch.float32
 
 
 class Plain:

@@ -15,7 +15,7 @@ from engine.base import files
 from engine.base.errors import UserError
 from engine.run.command_line import given
 from engine.run.config import Config, compared, config_of
-from engine.run.folder import earlier_run, keep_options, options_for_eval
+from engine.run.folder import as_in_the_run, earlier_run, keep_options
 from tests.helpers.runs import ROOT, run, sums, written
 from tests.test_train import stop_after
 from tools import compare
@@ -158,12 +158,13 @@ def test_the_command_after_ctrl_c_is_whole(small, tmp_path, monkeypatch, capsys)
 
 
 def test_another_model_or_benchmark_takes_nothing_of_a_run(tmp_path):
-    assert options_for_eval("toy") == options_for_eval(str(tmp_path)) == {}
+    for other in ("toy", str(tmp_path)):
+        assert as_in_the_run({"model": other}) == {"model": other}
     options = {"dataset": "gsm8k", "eval_dataset": "math500", "rewards": ["gsm8k_accuracy"],
                "sampler": "vllm", "max_new_tokens": 7, "columns": ["question=q"]}
     written(tmp_path / "run.json", [options])
     for model in (tmp_path, tmp_path / "checkpoint-000001"):
-        found = options_for_eval(str(model))
+        found = as_in_the_run({"model": str(model)})
         # another data set has another judge, and no columns, which eval.py would refuse
         assert found["benchmark"] == ["math500"] and found["max_new_tokens"] == 7
         assert not {"judge", "sampler", "columns"} & found.keys()
@@ -175,7 +176,7 @@ def test_a_run_that_sampled_with_another_sampler_is_evaluated_with_ours(tmp_path
     generate = f"{ROOT}/examples/my_sampler.py:Generate"
     config, _ = config_of({"sampler": generate, "output_dir": str(tmp_path)})
     keep_options(tmp_path, config)
-    assert options_for_eval(str(tmp_path))["sampler"] == generate
+    assert as_in_the_run({"model": str(tmp_path)})["sampler"] == generate
     assert evaluation.check({"model": str(tmp_path)}).sampler == "ours"
     with pytest.raises(UserError, match="leave it out"):
         evaluation.check({"model": str(tmp_path), "sampler": generate})

@@ -42,8 +42,8 @@ def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, cap
     lines = go(small, folders[1], "--seed", "7", "--top_p", "0.9")
     capsys.readouterr()
     main(paths)
-    *two, note, greedy, sampled = capsys.readouterr().out.splitlines()
-    assert two == [f"{small}: {path}" for path in paths]
+    *two, note, _, _, greedy, sampled, _ = capsys.readouterr().out.splitlines()
+    assert two == [f"{path}: {small}" for path in paths]
     assert note == "note: not the same top_p: 1.0 and 0.9."  # another seed makes other draws
     assert "+0.0000 [-0.2775, +0.2775], p = 1.0000, 10 questions" in greedy
     assert sampled.startswith("sampled")
@@ -88,10 +88,10 @@ def test_runs_are_compared_by_their_test_questions_and_by_the_clock(
     fake_run("b", [True, False] * 4, steps=10, algorithm="grpo")
     main(["a", "b"])
     out = capsys.readouterr().out.splitlines()
-    assert out[0].startswith("8 test questions; ")
+    assert out[0].startswith("the difference from the first one")
     assert out[1:3] == [
         "greedy accuracy      a    1.0000",
-        "                     b    0.5000  -0.5000 [-0.8750, -0.1250], p = 0.1237"]
+        "                     b    0.5000  -0.5000 [-0.8750, -0.1250], p = 0.1237, 8 questions"]
     assert out[5:] == [
         "seconds of training  a       105", "                     b        35  0.33 times",
         "completions          a     1,920", "                     b       640  0.33 times",
@@ -132,6 +132,10 @@ def test_a_run_without_answers_is_only_drawn_and_other_questions_are_refused(
     Path("a/summary.json").unlink()  # the run has not ended
     main(["a", "b"])
     assert "note: a holds no answers to test questions" in capsys.readouterr().out and drawn
+    path = Path("a/answers.jsonl")
+    path.write_text(path.read_text().rpartition('{"part"')[0])  # it samples nothing
+    main(["b/answers.jsonl", str(path)])
+    assert "sampled" not in capsys.readouterr().out
     with pytest.raises(UserError, match="not answers to the same questions"):
         main(["b", "c"])
 
@@ -139,10 +143,10 @@ def test_a_run_without_answers_is_only_drawn_and_other_questions_are_refused(
 @pytest.mark.parametrize("words, content, message", [
     ("a.jsonl", '{"question": "1", "answer": "1", "text": "3"}', "question 1: .* or 'completions'"),
     ("a.jsonl none", "", "none does not exist: name the folders of two runs"),
-    ("a.jsonl a.jsonl --judge toy_accuracy", "", "--judge and --columns have no effect"),
-    ("a.jsonl a.jsonl --output_dir .", "", "no effect with two files"),
+    ("a.jsonl a.jsonl --judge toy_accuracy", "", "--judge has no effect"),
+    ("a.jsonl a.jsonl --columns answer=x", "", "--columns has no effect"),
+    ("a.jsonl a.jsonl --output_dir .", "", "--output_dir has no effect"),
     ("a.jsonl --x seconds", "", "--x has no effect"),
-    ("a.jsonl a.jsonl a.jsonl", "", "more than two files"),
     (". a.jsonl", "", "name two folders or more"), (".", "", "name two folders or more"),
     (". .", "", "no run with at least one step: .*eval-NAME.jsonl"),
     ("a.jsonl a.jsonl", "1", "a.jsonl is no file of answers .*: name another one"),

@@ -171,7 +171,9 @@ def test_of_several_faults_the_cause_comes_first(metrics, what, tmp_path):
 
 @pytest.mark.parametrize("reward, completion, what", [
     ("format_reward", "<think>so</think>\n\n\n<answer>2</answer>",
-     "has '\\n\\n\\n' in place of a newline between '</think>' and '<answer>'"),
+     "has text before '<think>', a mark twice, or something else than a newline between '</think>' "
+     "and '<answer>'"),
+    ("format_reward", "<think>so</think>\n<answer>2</answer>.", "has '.' after '</answer>'"),
     ("soft_format_reward", "<answer>2</answer>", "has no '<think>'"),
     ("code_format", "<think>so</think>\n```python\n2", "has no '\\n```' after '```python\\n'"),
 ])  # fmt: skip
