@@ -102,7 +102,7 @@ SIZES = {
     "careless": Size(  # see the end of the plan
         "toy_middle", 300, 100, (1, 2, 3), 256, CAREFUL_RATES, toy.MIDDLE,
         SMALL, SMALL_START | {"steps": 500}, {"careless": 0.2},
-        methods=("GRPO", "CPPO, P=0.875", "token mean, P=0.875")),
+        methods=("GRPO", "CPPO, P=0.875", "token mean, P=0.875", "random, P=0.875")),
     "chat": Size("arithmetic", 60, 30, (1, 2, 3), 512, CAREFUL_RATES),
     "quick": Size(
         "toy_middle", 1.0, 0.4, (1, 2), 4, RATES[1:], (3, 4), {"width": 32, "layers": 1},
