@@ -6,7 +6,6 @@ Options are layers. Each layer wins over those before it:
 """
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,6 @@ from engine.base.errors import UserError, unknown
 from engine.base.files import known_or_own
 from engine.run import checks, folder, own
 from engine.run.command_line import (
-    check_limits,
     command,
     compose,
     flat,
@@ -102,13 +100,13 @@ def algorithm_of(options):
 
     Raises UserError if they do not fit.
     """
-    keep = options.keep
-    if keep == rule_name(ALGORITHMS[options.algorithm].keep):
+    keep, row = options.keep, ALGORITHMS[options.algorithm]
+    if keep == rule_name(row.keep):
         keep = None  # it is the row's own rule, which may be a function
     elif keep not in KEEP:
         function = known_or_own(keep, KEEP, "rule", "--keep")
         # GFPO keeps the smallest of a metric, others ask a rule
-        made_of = own.own_filter if ALGORITHMS[options.algorithm].keep == FILTER else own.own_rule
+        made_of = own.own_filter if row.keep == FILTER else own.own_rule
         keep = made_of(function, f"--keep {keep}")
     checks.check_algorithm(options)
     others = {name: getattr(options, name) for name in ALGORITHM_OPTIONS - {"keep"}}
@@ -136,7 +134,6 @@ def algorithm_with(config, changed):
         raise UserError("a schedule cannot raise beta above 0 in a run that has no reference: "
                         "start the run with a --beta above 0.")
     values = read(parser_of(Config), words_from(changed), "the schedule: ")
-    check_limits(Config, values)
     return algorithm_of(SimpleNamespace(**flat(config) | values))
 
 
@@ -155,6 +152,7 @@ def compared(config):
     """Lines: the command of the run with which this one is compared, and how long that one takes,
     if this is known. [] if the other run refuses an option of this one."""
     options, chosen = flat(config), counterpart(config.row)
+    algorithms = {config.row.algorithm, chosen["algorithm"]}
     chosen["dataset"] = options["dataset"]
     # what the other options are depends on these
     layered = {name: options[name] for name in ("algorithm", "dataset", "steps", "eval_dataset")}
@@ -164,21 +162,15 @@ def compared(config):
         if value not in (None, usual[name]):
             changed[name] = value
     chosen |= {name: value for name, value in changed.items() if name not in NOT_COMPARED}
-    with suppress(UserError):
+    try:
         config_of(chosen)
-        takes = [pace(config, chosen["algorithm"])] if changed.keys() <= SAME_PACE else []
-        return [command(chosen), *filter(None, takes)]
-    return []
-
-
-def pace(config, other):
-    """How long the other algorithm takes, both with their usual options. "" if this is unknown."""
-    times, both = task_of(config.data.dataset).grpo_takes, (config.row.algorithm, other)
-    if times and both == ("cppo", "grpo"):
-        return f"It takes about {times:g} times as long as this run."
-    if times and both == ("grpo", "cppo"):
-        return f"It takes about {1 / times:.0%} of the seconds of this run."
-    return ""
+    except UserError:
+        return []
+    lines = [command(chosen)]
+    times = task_of(config.data.dataset).grpo_takes
+    if times and algorithms == {"cppo", "grpo"} and changed.keys() <= SAME_PACE:
+        lines.append(f"GRPO takes about {times:g} times as long as CPPO.")
+    return lines
 
 
 def counterpart(row):
@@ -186,13 +178,13 @@ def counterpart(row):
     loss and does not prune. If this run does not prune, the other one prunes as usual; algorithms
     without pruning are compared with GRPO."""
     name, of_row = row.algorithm, ALGORITHMS[row.algorithm]
-    if of_row.ks:
-        return {"algorithm": "gfpo", "pruning_rate": 0.0}
     if name == "cppo" and row.pruning_rate:  # GRPO has the same loss
         return {"algorithm": "grpo"}
-    if row.pruning_rate and of_row.pruning_rate:
+    if of_row.ks:
+        return {"algorithm": "gfpo", "pruning_rate": 0.0}
+    if row.pruning_rate:
         return {"algorithm": name, "pruning_rate": 0.0}
-    if row.pruning_rate or of_row.pruning_rate:
+    if of_row.pruning_rate:
         return {"algorithm": name}
     return {"algorithm": "cppo" if name == "grpo" else "grpo"}
 
@@ -227,12 +219,11 @@ def open_run(argv):
 def saved_options(chosen):
     """The options of the run in --output_dir. Those that make it what it is cannot change."""
     run_dir = chosen.get("output_dir")
-    if run_dir is None:
-        raise UserError("--resume needs to know the run: --output_dir runs/NAME.")
+    if not run_dir or not Path(run_dir, "run.json").is_file():
+        raise UserError("nothing to resume: --resume goes on with the run in --output_dir "
+                        "runs/NAME. Name a run there, or leave out --resume.")
     if chosen.get("recipe"):
         raise UserError("--resume goes on with the run's own options: leave out --recipe.")
-    if not Path(run_dir, "run.json").is_file():
-        raise UserError(f"nothing to resume: {run_dir} holds no run. Start it without --resume.")
     saved = folder.options_of(run_dir)
     other = saved.keys() - {"measure"} ^ flat(Config()).keys()
     if other:
