@@ -154,14 +154,11 @@ def compared(config):
     options, chosen = flat(config), counterpart(config.row)
     algorithms = {config.row.algorithm, chosen["algorithm"]}
     chosen["dataset"] = options["dataset"]
-    # what the other options are depends on these
-    layered = {name: options[name] for name in ("algorithm", "dataset", "steps", "eval_dataset")}
-    usual = layers(layered) | {"steps": None, "eval_dataset": None}
-    changed = {}
-    for name, value in options.items():
-        if value not in (None, usual[name]):
-            changed[name] = value
-    chosen |= {name: value for name, value in changed.items() if name not in NOT_COMPARED}
+    # with --steps, --epochs has no usual value
+    usual = layers({name: options[name] for name in ("algorithm", "dataset", "steps")})
+    usual["steps"] = None
+    changed = {name: x for name, x in options.items() if x not in (None, usual[name])}
+    chosen |= {name: x for name, x in changed.items() if name not in NOT_COMPARED}
     try:
         config_of(chosen)
     except UserError:

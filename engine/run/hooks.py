@@ -17,6 +17,7 @@ functions.
 
 import copy
 from collections.abc import Callable
+from statistics import fmean
 from typing import NamedTuple
 
 from engine.base import ranks
@@ -55,27 +56,26 @@ class Hooks(NamedTuple):
         """{own/NAME: number} of a Step, the mean over the questions of all devices."""
         if not self.metrics:
             return {}
-        numbers = {}
+        numbers = []
         questions = step.rollout.questions
         if questions:  # else there is nothing to measure
             returned = self.call(
                 "metrics", "{name: number}",
                 lambda found, step: len([*map(float, found.values())]) == len(found),
                 copy.deepcopy(step))  # what it changes in it changes no log
-            numbers = {name: float(value) for name, value in returned.items()}
+            numbers = [(f"own/{name}", float(number)) for name, number in returned.items()]
         of_each = {}
-        for name, number in ranks.gather([*numbers.items()] * len(questions)):
-            of_each.setdefault(f"own/{name}", []).append(number)
-        return {name: sum(values) / len(values) for name, values in of_each.items()}
+        for name, number in ranks.gather(numbers * len(questions)):
+            of_each.setdefault(name, []).append(number)
+        return {name: fmean(values) for name, values in of_each.items()}
 
 
 def load_hooks(path):
     """The Hooks of a file; of None: no hooks. Raises UserError if the file defines none."""
     if path is None:
         return Hooks()
-    module = own_module(path, "--hooks")
-    names = ("schedule", "curriculum", "metrics")
-    functions = {name: getattr(module, name, None) for name in names}
-    if not any(map(callable, functions.values())):
+    module, names = own_module(path, "--hooks"), Hooks._fields[1:]
+    hooks = Hooks(path, *[getattr(module, name, None) for name in names])
+    if not any(map(callable, hooks)):
         raise UserError(f"--hooks: {path} has none of the functions {', '.join(names)}.")
-    return Hooks(path, **functions)
+    return hooks

@@ -3,6 +3,7 @@
 import pytest
 
 from engine.base import files
+from engine.base.errors import UserError
 from engine.run.begin import note_on_learning_rate
 from engine.run.checks import notes_on_options
 from engine.run.command_line import given
@@ -30,6 +31,19 @@ def test_progress_is_of_the_steps_or_of_the_questions_whichever_ends_first(a_run
 def test_the_numbers_ahead_are_those_that_the_next_steps_take(a_run, steps, count):
     a_run.config.run.steps = steps
     assert a_run.numbers_ahead() == a_run.next_numbers(count)
+
+
+class Unasked(list):
+    """Questions whose prompts are all too long."""
+
+    def ask(self, numbers):
+        return {}
+
+
+def test_a_run_without_a_question_that_can_be_asked_ends(a_run):
+    a_run.questions = Unasked([{}] * 40)
+    with pytest.raises(UserError, match="raise --max_prompt_tokens"):
+        a_run.next_questions()
 
 
 @pytest.mark.parametrize("steps, epochs, makes, note", [
