@@ -74,19 +74,19 @@ class Config:
 def layers(chosen):
     """{name: value} of all options. chosen: those that were given."""
     defaults = flat(Config())
-    name = chosen.get("algorithm", defaults["algorithm"])
-    dataset = chosen.get("dataset", defaults["dataset"])
+    known = defaults | chosen
+    name = known["algorithm"]
     if name not in ALGORITHMS:
         raise UserError(f"{unknown('algorithm', name, ALGORITHMS)}.")
-    row, task = ALGORITHMS[name], task_of(dataset)
+    row, task = ALGORITHMS[name], task_of(known["dataset"])
     of_task = {
         "rewards": list(task.rewards),
         "system_prompt": task.system_prompt,
-        "eval_questions": 512 if chosen.get("eval_dataset") else task.eval_questions,
+        "eval_questions": 512 if known["eval_dataset"] else task.eval_questions,
         "questions_per_step": task.questions_per_step,
         "max_new_tokens": task.max_new_tokens,
         "lr": task.lr,
-        "epochs": None if chosen.get("steps") else task.epochs,
+        "epochs": None if known["steps"] else task.epochs,
     }
     of_row = {name: getattr(row, name) for name in ROW_FIELDS}
     of_row["keep"] = rule_name(row.keep)
@@ -196,21 +196,15 @@ def open_run(argv):
     if chosen.get("resume"):
         chosen = saved_options(chosen) | chosen
     config, algorithm = config_of(chosen)
-    run = config.run
-    if config.row.keep not in KEEP:
+    o = config.options
+    if o.keep not in KEEP:
         own.try_rule(algorithm)
-    plan = config.preview.plan
-    trains = plan is None and not config.preview.check_rewards
-    sharded = config.devices.shard == "full" and plan is None
-    if sharded and "WORLD_SIZE" not in os.environ:
+    if o.shard == "full" and o.plan is None and "WORLD_SIZE" not in os.environ:
         raise UserError("--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with "
                         "the number of your GPUs. On one device: --shard none, also to resume.")
-    if plan is not None and config.preview.check_rewards:
-        raise UserError("--plan and --check_rewards are two programs in place of training: leave "
-                        "out one of them.")
-    if run.output_dir and not run.resume and trains:
-        folder.refuse_used(run.output_dir)
-    return config, algorithm, given_twice(argv) + checks.notes_on_options(config.options, algorithm)
+    if o.output_dir and not o.resume and o.plan is None and not o.check_rewards:
+        folder.refuse_used(o.output_dir)
+    return config, algorithm, given_twice(argv) + checks.notes_on_options(o, algorithm)
 
 
 def saved_options(chosen):

@@ -69,6 +69,7 @@ def test_options_come_from_the_command_line_and_a_recipe(recipe, words, changed,
     (b"", "steps", "steps"), (b"", "--steps many", "many"), (b"", "--steps", "--steps"),
     (b"", "--resume perhaps", "perhaps"), (b"", "--recipe none.yaml", "none.yaml cannot be read"),
     (b"step: 3", "", "steps"), (b"learning_rate: 1e-6", "", "is here --lr."), (b"7: 3", "", "--7"),
+    (b"num_generations: 8", "", "`--help` lists"),  # this program has no --group_size
     (b"steps: [3", "", "YAML"), (b"\xff\xfe\x00", "", "YAML"),
     (b"- steps\n- 3", "", "option: value"),
     (b"lr: 1\nsteps: 3\nsteps: 4", "", "gives --steps more than once"),
