@@ -3,8 +3,8 @@ functions.
 
     schedule(step, progress) → {option: value}
         the options of the algorithm that this step shall have, for example {"pruning_rate": 0.5};
-        all others stay as they are. step: the number of the step, from 1. progress: the share of
-        the run that is over before it, 0 … 1.
+        all others are those of the run. step: the number of the step, from 1. progress: the share
+        of the run that is over before it, 0 … 1.
     curriculum(questions, past, count, rng) → count numbers of questions, from 0
         which questions are asked next. questions: the rows of the data set. past: {number of a
         question: its mean reward each time it was asked}. A question that this step has asked
@@ -37,9 +37,7 @@ class Hooks(NamedTuple):
         return call_own(function, f"--hooks {self.path}:{name}", wanted, fits, *arguments)
 
     def options_at(self, step, progress):
-        """{option: value} of the schedule; without one {}."""
-        if not self.schedule:
-            return {}
+        """{option: value} of the schedule."""
         return self.call(
             "schedule", "{option: value}", lambda options, *given: isinstance(options, dict),
             step, progress)

@@ -279,8 +279,8 @@ class Run:
 
     def follow_schedule(self):
         """Take the Algorithm of the next step, if a schedule changes it."""
-        changed = self.hooks.options_at(self.state.step + 1, self.progress)
-        if changed:
+        if self.hooks.schedule:
+            changed = self.hooks.options_at(self.state.step + 1, self.progress)
             self.algorithm = algorithm_with(self.config, changed)
 
 

@@ -20,7 +20,7 @@ class Config:
     steps: int = option(10, "how many steps")
     lr: float = option(1e-3, "learning rate, 100% yours")
     name: str = option("toy", "what it is called")
-    limit: int | None = option(None, "at most so many; none: all")
+    limit: int | None = option(None, "at most so many; none: all", limits="[1, ∞)")
     resume: bool = option(False, "go on")
     allocation: bool = option(True, "fill the pruned places")
     recipe: str | None = option(None, "a YAML file of options")

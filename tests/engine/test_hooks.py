@@ -179,6 +179,7 @@ def test_a_mistake_is_one_sentence(text, sentence, tmp_path):
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(UserError, match=f"mine.py.*{sentence}"):
         hooks = load_hooks(str(tmp_path / "mine.py"))
-        hooks.options_at(1, 0.0)
+        if hooks.schedule:
+            hooks.options_at(1, 0.0)
         hooks.measure(a_step(a_rollout([[0.0, 1.0]])))
         hooks.choose(range(40), {}, 16, random.Random(0))

@@ -33,6 +33,16 @@ def test_the_numbers_ahead_are_those_that_the_next_steps_take(a_run, steps, coun
     assert a_run.numbers_ahead() == a_run.next_numbers(count)
 
 
+def test_what_a_schedule_no_longer_changes_is_as_in_the_run(a_run):
+    """Else a run that goes on would differ from one that never stopped."""
+    a_run.hooks = Hooks("mine.py", lambda step, progress: {"mu": 5} if step == 2 else {})
+    usual, found = a_run.algorithm.mu, []
+    for a_run.state.step in (1, 2):
+        a_run.follow_schedule()
+        found.append(a_run.algorithm.mu)
+    assert found == [5, usual]
+
+
 class Unasked(list):
     """Questions whose prompts are all too long."""
 
