@@ -92,6 +92,7 @@ COUNTERPARTS = {  # of a run with these words: the words of the other one
     "--algorithm=cppo": "--algorithm=grpo",
     "--algorithm=cppo --pruning_rate=0": "--algorithm=cppo",
     "--algorithm=grpo": "--algorithm=cppo",
+    "--algorithm=grpo --dataset=toy_code": "--algorithm=cppo --dataset=toy_code",
     "--algorithm=grpo --keep=random": "--algorithm=grpo --pruning_rate=0.0",
     "--algorithm=cppo --keep=random --mu=3 --allocation=false": "--algorithm=grpo --mu=3",
     # another loss than GRPO's
