@@ -29,7 +29,7 @@ from engine.model.logprobs import Policy
 from engine.model.sampler import Sampler
 from engine.run import begin, checkpoint, state
 from engine.run.metrics import first_group
-from engine.run.state import Run, run_progress
+from engine.run.state import Run
 from tasks.table import task_of
 from tests.helpers.examples import named
 from tests.helpers.runs import go_on, json_of, metrics_of
@@ -412,33 +412,39 @@ def test_a_step_knows_how_far_the_run_is_and_the_learning_rates_follow(
     assert rates == [pytest.approx([share * 1e-3, share * task.critic_lr]) for share in shares]
 
 
+def schedule(places, steps, total, per_step, algorithm="grpo"):
+    """How far a run of so many steps and questions in all is after these (steps, questions)."""
+    run = SimpleNamespace(
+        steps=steps, total=total, per_step=per_step, algorithm=ALGORITHMS[algorithm],
+        config=SimpleNamespace(update=SimpleNamespace(warmup=1.0)))  # so the rate is the progress
+    found = []
+    for step, position in places:
+        run.state = SimpleNamespace(step=step, position=position)
+        found.append(Run.learning_rate(run, 1.0))
+    return pytest.approx(found)
+
+
 @pytest.mark.parametrize("steps", [4, 3])
 def test_steps_of_three_questions_each_lie_evenly_in_the_schedule(steps):
     """Of 10 questions, so the fourth step is shorter."""
-    found = [run_progress(done, steps, 3 * done, 10, 3) for done in range(steps)]
+    found = schedule([(done, 3 * done) for done in range(steps)], steps, 10, 3)
     assert found == [(done + 0.5) / steps for done in range(steps)]
 
 
 def test_steps_of_uneven_length_lie_in_the_schedule_by_their_questions():
     """DAPO takes 5 questions in place of 2 for a step: the middles of the steps, of 24 questions.
     And a run that was through its 10 questions goes on with 10 more."""
-    run = SimpleNamespace(
-        steps=99, total=24, per_step=2, algorithm=ALGORITHMS["dapo"],
-        config=SimpleNamespace(update=SimpleNamespace(warmup=1.0)))  # so the rate is the progress
-    found = []
-    for done in range(5):
-        run.state = SimpleNamespace(step=done, position=5 * done)
-        found.append(Run.learning_rate(run, 1.0))
-    assert found == pytest.approx([x / 24 for x in (1, 7.5, 12.5, 17.5, 22)])
-    found = [run_progress(done, 5, seen, 20, 4) for done, seen in [(3, 10), (4, 14)]]
-    assert found == [3.5 / 5, 4.5 / 5] and run_progress(40, 99, 399, 400, 4) <= 1
+    found = schedule([(done, 5 * done) for done in range(5)], 99, 24, 2, "dapo")
+    assert found == [x / 24 for x in (1, 7.5, 12.5, 17.5, 22)]
+    assert schedule([(3, 10), (4, 14)], 5, 20, 4) == [3.5 / 5, 4.5 / 5]
+    assert schedule([(40, 399)], 99, 400, 4) == [1 - 0.125 / 100]
 
 
 def test_a_schedule_that_asks_fewer_questions_does_not_move_the_learning_rate_on():
     """After a step of 64 of 128 questions each step asks one: the middles of the next steps. The
     large step says nothing about them."""
-    found = [run_progress(1 + done, 65, 64 + done, 128, 1) for done in range(64)]
-    assert found == pytest.approx([(64.5 + done) / 128 for done in range(64)])
+    found = schedule([(1 + done, 64 + done) for done in range(64)], 65, 128, 1)
+    assert found == [(64.5 + done) / 128 for done in range(64)]
 
 
 def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch):

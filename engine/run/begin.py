@@ -47,11 +47,10 @@ def begin(config, algorithm, device, rows):
         state = State(**saved)
         checkpoint.restore(folder, networks)
     is_right = accuracy_reward(reward_functions, data.dataset, data.eval_dataset or data.dataset)
-    hooks = load_hooks(config.run.hooks)
     tokens, of_tokens = choose_micro_batch_tokens(config.options, device)
     run = Run(
         config, algorithm, state, questions, test, to_choose, networks, reward_functions, is_right,
-        hooks, tokens)
+        load_hooks(config.run.hooks), tokens)
     run.follow_schedule()
     refuse_nothing_to_do(run)
     if saved:
@@ -62,13 +61,15 @@ def begin(config, algorithm, device, rows):
 
 def note_on_learning_rate(run):
     """[a sentence], if the learning rate rises although it has begun to fall."""
-    rows = files.read(Path(run.config.run.output_dir, "metrics.jsonl"))
-    last = [row["lr"] for row in rows if row["step"] == run.state.step]
-    following = run.learning_rate(run.config.update.lr)
-    if not last or following <= last[0] or run.progress < run.config.update.warmup:
-        return []
-    return [f"the learning rate rises from {last[0]:.2g} to {following:.2g}, because it is lowest "
-            "at the end of a run, and the run is longer now. Lower --lr if you do not want that."]
+    options = run.config.update
+    following = run.learning_rate(options.lr)
+    for row in files.read(Path(run.config.run.output_dir, "metrics.jsonl")):
+        last = row["lr"]
+        if row["step"] == run.state.step and last < following and run.progress >= options.warmup:
+            return [f"the learning rate rises from {last:.2g} to {following:.2g}, because it is "
+                    "lowest at the end of a run, and the run is longer now. Lower --lr if you do "
+                    "not want that."]
+    return []
 
 
 def refuse_nothing_to_do(run):

@@ -19,6 +19,9 @@ def check_options(o):
         raise UserError(
             "--lora cannot be combined with --shard full, nor with --algorithm ppo: leave one of "
             "them out.")
+    if o.check_rewards and o.plan is not None:
+        raise UserError("--plan and --check_rewards are two programs in place of training: leave "
+                        "out one of them.")
     if o.overlong_cache and o.overlong_cache > o.max_new_tokens:
         raise UserError(f"--overlong_cache must lie in 1 … --max_new_tokens ({o.max_new_tokens}), "
                         f"not {o.overlong_cache}.")

@@ -123,23 +123,36 @@ def argument_of(f):
         argument["nargs"] = "+"
     if alone is not None:
         argument |= {"nargs": "?", "const": alone}
-    return argument | {"type": or_none(kind)}
+    return argument | {"type": reader(kind, f.metadata["limits"])}
 
 
-def or_none(kind):
-    """A type for which the word None is None."""
+def reader(kind, limits):
+    """A type for argparse: the word None is None, and a number must lie within its limits."""
     def read_word(word):
-        return None if word == "None" else kind(word)
+        value = None if word == "None" else kind(word)
+        if limits and value is not None and not within(limits, value):
+            interval = limits.replace("∞", "10¹²")
+            raise argparse.ArgumentTypeError(f"must lie in {interval}, not {value}")
+        return value
 
     read_word.__name__ = kind.__name__  # for argparse's messages
     return read_word
 
 
+def within(limits, value):
+    """Whether a number lies in an interval as of `option`."""
+    low, high = map(float, limits[1:-1].replace("∞", "1e12").split(", "))
+    if value == low:
+        return limits[0] == "["
+    if value == high:
+        return limits[-1] == "]"
+    return low < value < high
+
+
 def given(config_class, argv):
     """{name: value} of the options that the command line gives, and those of its recipe.
 
-    The command line wins. Raises UserError at a mistake, such as a number outside the limits of its
-    option.
+    The command line wins. Raises UserError at a mistake.
     """
     parser = parser_of(config_class)
     values = read(parser, argv)
@@ -147,7 +160,6 @@ def given(config_class, argv):
         values = read(parser, words_of(recipe), f"the recipe {recipe}: ") | values
     if "" in (values.get("stop") or ()):
         raise UserError("--stop is given an empty text: give it a text, or leave it out.")
-    check_limits(config_class, values)
     return {name: value for name, value in values.items() if value not in (None, [None])}
 
 
@@ -180,29 +192,24 @@ def repeated(words):
 
 def hint(parser, word):
     """A word that is no option, or has none before it, and what to say about it."""
-    name = word.lstrip("-").replace("-", "_")
     options = [action.dest for action in parser._actions]
-    if here := in_names(name, options):
-        return f"{word}: here it is {here}. See docs/names.md."
-    others = [other for other in NAMES if in_names(other, options).startswith("--")]
-    near = nearest(name, [*options, *others])
-    if word.startswith("-") and near and not name.startswith("no_"):  # --no_resume is not --resume
-        return f"{word}: did you mean {in_names(near[0], options) or '--' + near[0]}?"
     known = {"algorithm": ALGORITHMS, "dataset": TASKS, "benchmark": TASKS}
     for here in options:
         if word in known.get(here, ()) or here == "model" and Path(word).is_dir():
             return f"{word}: did you mean --{here} {word}?"
+    elsewhere = {}  # what other programs call the options of this one
+    for here, others in NAMES.items():
+        if set(re.findall(r"--(\w+)", here)) <= {*options}:
+            elsewhere |= dict.fromkeys(others.split(), here)
+    name = word.lstrip("-").replace("-", "_").removeprefix("actor_rollout_ref.")
+    # --no_resume is not --resume
+    near = [] if name.startswith("no_") else nearest(name, [*elsewhere, *options])
+    for found in near:
+        if found not in options:
+            return f"{word}: {found} is here {elsewhere[found]}. See docs/names.md."
+        if word.startswith("-"):
+            return f"{word}: did you mean --{found}?"
     return f"{word}: `--help` lists all options."
-
-
-def in_names(name, options):
-    """What to write here for a name of TRL or verl; "": nothing, or only options of another
-    program."""
-    here = NAMES.get(name.removeprefix("actor_rollout_ref."), "")
-    named = re.findall(r"--(\w+)", here)
-    if not named or set(named).intersection(options):
-        return here
-    return ""
 
 
 def words_of(recipe):
@@ -240,24 +247,6 @@ def command(values, processes=None):
     processes = str(processes or os.environ.get("WORLD_SIZE", "1"))
     start = ["python"] if processes == "1" else ["torchrun", "--nproc-per-node", processes]
     return shlex.join([*start, sys.argv[0], *words_from(values)])
-
-
-def check_limits(config_class, values):
-    """Refuse a number outside the limits of its option. values: {name: value}."""
-    for _, f in options_of(config_class()):
-        limits, value = f.metadata["limits"], values.get(f.name)
-        if limits and value is not None and not within(limits, value):
-            raise UserError(f"--{f.name} must lie in {limits.replace('∞', '10¹²')}, not {value}.")
-
-
-def within(limits, value):
-    """Whether a number lies in an interval as of `option`."""
-    low, high = map(float, limits[1:-1].replace("∞", "1e12").split(", "))
-    if value == low:
-        return limits[0] == "["
-    if value == high:
-        return limits[-1] == "]"
-    return low < value < high
 
 
 # --- how a program ends ---

@@ -6,7 +6,6 @@ Options are layers. Each layer wins over those before it:
 """
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,6 @@ from engine.base.errors import UserError, unknown
 from engine.base.files import known_or_own
 from engine.run import checks, folder, own
 from engine.run.command_line import (
-    check_limits,
     command,
     compose,
     flat,
@@ -76,19 +74,19 @@ class Config:
 def layers(chosen):
     """{name: value} of all options. chosen: those that were given."""
     defaults = flat(Config())
-    name = chosen.get("algorithm", defaults["algorithm"])
-    dataset = chosen.get("dataset", defaults["dataset"])
+    known = defaults | chosen
+    name = known["algorithm"]
     if name not in ALGORITHMS:
         raise UserError(f"{unknown('algorithm', name, ALGORITHMS)}.")
-    row, task = ALGORITHMS[name], task_of(dataset)
+    row, task = ALGORITHMS[name], task_of(known["dataset"])
     of_task = {
         "rewards": list(task.rewards),
         "system_prompt": task.system_prompt,
-        "eval_questions": 512 if chosen.get("eval_dataset") else task.eval_questions,
+        "eval_questions": 512 if known["eval_dataset"] else task.eval_questions,
         "questions_per_step": task.questions_per_step,
         "max_new_tokens": task.max_new_tokens,
         "lr": task.lr,
-        "epochs": None if chosen.get("steps") else task.epochs,
+        "epochs": None if known["steps"] else task.epochs,
     }
     of_row = {name: getattr(row, name) for name in ROW_FIELDS}
     of_row["keep"] = rule_name(row.keep)
@@ -102,13 +100,13 @@ def algorithm_of(options):
 
     Raises UserError if they do not fit.
     """
-    keep = options.keep
-    if keep == rule_name(ALGORITHMS[options.algorithm].keep):
+    keep, row = options.keep, ALGORITHMS[options.algorithm]
+    if keep == rule_name(row.keep):
         keep = None  # it is the row's own rule, which may be a function
     elif keep not in KEEP:
         function = known_or_own(keep, KEEP, "rule", "--keep")
         # GFPO keeps the smallest of a metric, others ask a rule
-        made_of = own.own_filter if ALGORITHMS[options.algorithm].keep == FILTER else own.own_rule
+        made_of = own.own_filter if row.keep == FILTER else own.own_rule
         keep = made_of(function, f"--keep {keep}")
     checks.check_algorithm(options)
     others = {name: getattr(options, name) for name in ALGORITHM_OPTIONS - {"keep"}}
@@ -136,7 +134,6 @@ def algorithm_with(config, changed):
         raise UserError("a schedule cannot raise beta above 0 in a run that has no reference: "
                         "start the run with a --beta above 0.")
     values = read(parser_of(Config), words_from(changed), "the schedule: ")
-    check_limits(Config, values)
     return algorithm_of(SimpleNamespace(**flat(config) | values))
 
 
@@ -155,30 +152,22 @@ def compared(config):
     """Lines: the command of the run with which this one is compared, and how long that one takes,
     if this is known. [] if the other run refuses an option of this one."""
     options, chosen = flat(config), counterpart(config.row)
+    algorithms = {config.row.algorithm, chosen["algorithm"]}
     chosen["dataset"] = options["dataset"]
-    # what the other options are depends on these
-    layered = {name: options[name] for name in ("algorithm", "dataset", "steps", "eval_dataset")}
-    usual = layers(layered) | {"steps": None, "eval_dataset": None}
-    changed = {}
-    for name, value in options.items():
-        if value not in (None, usual[name]):
-            changed[name] = value
-    chosen |= {name: value for name, value in changed.items() if name not in NOT_COMPARED}
-    with suppress(UserError):
+    # with --steps, --epochs has no usual value
+    usual = layers({name: options[name] for name in ("algorithm", "dataset", "steps")})
+    usual["steps"] = None
+    changed = {name: x for name, x in options.items() if x not in (None, usual[name])}
+    chosen |= {name: x for name, x in changed.items() if name not in NOT_COMPARED}
+    try:
         config_of(chosen)
-        takes = [pace(config, chosen["algorithm"])] if changed.keys() <= SAME_PACE else []
-        return [command(chosen), *filter(None, takes)]
-    return []
-
-
-def pace(config, other):
-    """How long the other algorithm takes, both with their usual options. "" if this is unknown."""
-    times, both = task_of(config.data.dataset).grpo_takes, (config.row.algorithm, other)
-    if times and both == ("cppo", "grpo"):
-        return f"It takes about {times:g} times as long as this run."
-    if times and both == ("grpo", "cppo"):
-        return f"It takes about {1 / times:.0%} of the seconds of this run."
-    return ""
+    except UserError:
+        return []
+    lines = [command(chosen)]
+    times = task_of(config.data.dataset).grpo_takes
+    if times and algorithms == {"cppo", "grpo"} and changed.keys() <= SAME_PACE:
+        lines.append(f"GRPO takes about {times:g} times as long as CPPO.")
+    return lines
 
 
 def counterpart(row):
@@ -186,13 +175,13 @@ def counterpart(row):
     loss and does not prune. If this run does not prune, the other one prunes as usual; algorithms
     without pruning are compared with GRPO."""
     name, of_row = row.algorithm, ALGORITHMS[row.algorithm]
-    if of_row.ks:
-        return {"algorithm": "gfpo", "pruning_rate": 0.0}
     if name == "cppo" and row.pruning_rate:  # GRPO has the same loss
         return {"algorithm": "grpo"}
-    if row.pruning_rate and of_row.pruning_rate:
+    if of_row.ks:
+        return {"algorithm": "gfpo", "pruning_rate": 0.0}
+    if row.pruning_rate:
         return {"algorithm": name, "pruning_rate": 0.0}
-    if row.pruning_rate or of_row.pruning_rate:
+    if of_row.pruning_rate:
         return {"algorithm": name}
     return {"algorithm": "cppo" if name == "grpo" else "grpo"}
 
@@ -207,32 +196,25 @@ def open_run(argv):
     if chosen.get("resume"):
         chosen = saved_options(chosen) | chosen
     config, algorithm = config_of(chosen)
-    run = config.run
-    if config.row.keep not in KEEP:
+    o = config.options
+    if o.keep not in KEEP:
         own.try_rule(algorithm)
-    plan = config.preview.plan
-    trains = plan is None and not config.preview.check_rewards
-    sharded = config.devices.shard == "full" and plan is None
-    if sharded and "WORLD_SIZE" not in os.environ:
+    if o.shard == "full" and o.plan is None and "WORLD_SIZE" not in os.environ:
         raise UserError("--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with "
                         "the number of your GPUs. On one device: --shard none, also to resume.")
-    if plan is not None and config.preview.check_rewards:
-        raise UserError("--plan and --check_rewards are two programs in place of training: leave "
-                        "out one of them.")
-    if run.output_dir and not run.resume and trains:
-        folder.refuse_used(run.output_dir)
-    return config, algorithm, given_twice(argv) + checks.notes_on_options(config.options, algorithm)
+    if o.output_dir and not o.resume and o.plan is None and not o.check_rewards:
+        folder.refuse_used(o.output_dir)
+    return config, algorithm, given_twice(argv) + checks.notes_on_options(o, algorithm)
 
 
 def saved_options(chosen):
     """The options of the run in --output_dir. Those that make it what it is cannot change."""
     run_dir = chosen.get("output_dir")
-    if run_dir is None:
-        raise UserError("--resume needs to know the run: --output_dir runs/NAME.")
+    if not run_dir or not Path(run_dir, "run.json").is_file():
+        raise UserError("nothing to resume: --resume goes on with the run in --output_dir "
+                        "runs/NAME. Name a run there, or leave out --resume.")
     if chosen.get("recipe"):
         raise UserError("--resume goes on with the run's own options: leave out --recipe.")
-    if not Path(run_dir, "run.json").is_file():
-        raise UserError(f"nothing to resume: {run_dir} holds no run. Start it without --resume.")
     saved = folder.options_of(run_dir)
     other = saved.keys() - {"measure"} ^ flat(Config()).keys()
     if other:

@@ -3,8 +3,8 @@ functions.
 
     schedule(step, progress) → {option: value}
         the options of the algorithm that this step shall have, for example {"pruning_rate": 0.5};
-        all others stay as they are. step: the number of the step, from 1. progress: the share of
-        the run that is over before it, 0 … 1.
+        all others are those of the run. step: the number of the step, from 1. progress: the share
+        of the run that is over before it, 0 … 1.
     curriculum(questions, past, count, rng) → count numbers of questions, from 0
         which questions are asked next. questions: the rows of the data set. past: {number of a
         question: its mean reward each time it was asked}. A question that this step has asked
@@ -17,6 +17,7 @@ functions.
 
 import copy
 from collections.abc import Callable
+from statistics import fmean
 from typing import NamedTuple
 
 from engine.base import ranks
@@ -36,9 +37,7 @@ class Hooks(NamedTuple):
         return call_own(function, f"--hooks {self.path}:{name}", wanted, fits, *arguments)
 
     def options_at(self, step, progress):
-        """{option: value} of the schedule; without one {}."""
-        if not self.schedule:
-            return {}
+        """{option: value} of the schedule."""
         return self.call(
             "schedule", "{option: value}", lambda options, *given: isinstance(options, dict),
             step, progress)
@@ -55,27 +54,26 @@ class Hooks(NamedTuple):
         """{own/NAME: number} of a Step, the mean over the questions of all devices."""
         if not self.metrics:
             return {}
-        numbers = {}
+        numbers = []
         questions = step.rollout.questions
         if questions:  # else there is nothing to measure
             returned = self.call(
                 "metrics", "{name: number}",
                 lambda found, step: len([*map(float, found.values())]) == len(found),
                 copy.deepcopy(step))  # what it changes in it changes no log
-            numbers = {name: float(value) for name, value in returned.items()}
+            numbers = [(f"own/{name}", float(number)) for name, number in returned.items()]
         of_each = {}
-        for name, number in ranks.gather([*numbers.items()] * len(questions)):
-            of_each.setdefault(f"own/{name}", []).append(number)
-        return {name: sum(values) / len(values) for name, values in of_each.items()}
+        for name, number in ranks.gather(numbers * len(questions)):
+            of_each.setdefault(name, []).append(number)
+        return {name: fmean(values) for name, values in of_each.items()}
 
 
 def load_hooks(path):
     """The Hooks of a file; of None: no hooks. Raises UserError if the file defines none."""
     if path is None:
         return Hooks()
-    module = own_module(path, "--hooks")
-    names = ("schedule", "curriculum", "metrics")
-    functions = {name: getattr(module, name, None) for name in names}
-    if not any(map(callable, functions.values())):
+    module, names = own_module(path, "--hooks"), Hooks._fields[1:]
+    hooks = Hooks(path, *[getattr(module, name, None) for name in names])
+    if not any(map(callable, hooks)):
         raise UserError(f"--hooks: {path} has none of the functions {', '.join(names)}.")
-    return Hooks(path, **functions)
+    return hooks

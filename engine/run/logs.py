@@ -16,11 +16,6 @@ from tasks.table import task_of
 
 LINES = ("metrics.jsonl", "samples.jsonl")  # a line of each for each step
 SHORT = 100  # tokens; the table shows only answers that are not longer
-# what the last lines compare: its name there, where it is in the scores, its digits; {}: measure
-CHANGES = [
-    ("greedy {}", "greedy", "{}", 3), ("sampled {}", "sampled", "{}", 3),
-    ("tokens", "sampled", "length", 1),
-]
 
 
 class Logs:
@@ -64,11 +59,11 @@ class Logs:
                 rows = files.read(self.folder / "metrics.jsonl")[start:step]
                 means = {name: mean([row[name] for row in rows]) for name in (measure, "length")}
                 steps = f"{start + 1}–{step}" if step > start + 1 else step
-                show_line(steps, means, answer, self.sampled, measure)
+                show_line(steps, means, measure, answer, self.sampled)
         if "eval_length" in metrics:
             best = ", the best so far" if run.better else ""
             scores = {name: metrics[f"eval_{name}"] for name in (measure, "length")}
-            show_line("greedy", scores, None, f"  {chosen_on(run)}{best}", measure)
+            show_line("greedy", scores, measure, text=f"  {chosen_on(run)}{best}")
 
 
 def chosen_on(run):
@@ -172,10 +167,10 @@ def begin_table(before, example, measure):
         text = f"  {example['question'].strip()}  ({gold}: {answer}), greedy:"
     in_one_row(f"{'steps':>7}  {measure:16}tokens", text)
     if before:
-        show_line("before", before["sampled"], example, measure=measure)
+        show_line("before", before["sampled"], measure, example)
 
 
-def show_line(steps, scores, answer, text="", measure="accuracy"):
+def show_line(steps, scores, measure, answer=None, text=""):
     """Print a line of the table. scores: the measure and the length. answer: its record, or text in
     place of one."""
     value = scores[measure]
@@ -204,7 +199,7 @@ def finish(algorithm, run, after, notes):
         return
     from engine.run.curves import curves  # matplotlib takes half a second to import
 
-    folder = Path(run.config.run.output_dir)
+    folder, measure = Path(run.config.run.output_dir), run.config.data.measure
     rows = files.read(folder / "metrics.jsonl")
     counts = {name: sum(row[name] for row in rows) for name in COUNTS}
     summary = {
@@ -213,25 +208,26 @@ def finish(algorithm, run, after, notes):
         **counts, "checkpoint": str(checkpoint.newest(folder)), "chosen_on": chosen_on(run)}
     del summary["past"]
     files.write(folder / checkpoint.SUMMARY, files.as_json(summary, indent=2))
-    curves(folder, algorithm.name, run.config.data.measure, changes(summary, run.config)[:2])
+    curves(folder, algorithm.name, measure, changes(summary, measure))
     report(summary, run.config)
 
 
-def changes(summary, config):
+def changes(summary, measure):
     """What the evaluations before and after the run say, in words; [] if there are none."""
     before, after, found = summary["before"], summary["after"], []
-    for title, part, name, digits in CHANGES if before else ():
-        title, name = title.format(config.data.measure), name.format(config.data.measure)
-        found.append(f"{title} {before[part][name]:.{digits}f} → {after[part][name]:.{digits}f}")
+    for part in ("greedy", "sampled") if before else ():
+        values = f"{before[part][measure]:.3f} → {after[part][measure]:.3f}"
+        found.append(f"{part} {measure} {values}")
     return found
 
 
 def report(summary, config):
     """Print what a run has learned, its seconds, and what to do next."""
     folder, task = config.run.output_dir, task_of(config.data.dataset)
-    if said := changes(summary, config):
-        questions = summary["after"]["greedy"]["questions"]
-        print(f"On {questions} {kind_of_test(config.data)}:", ",\n  ".join(said))
+    if said := changes(summary, config.data.measure):
+        before, after = summary["before"]["sampled"], summary["after"]["sampled"]
+        said.append(f"tokens {before['length']:.1f} → {after['length']:.1f}")
+        print(f"On {after['questions']} {kind_of_test(config.data)}:", ",\n  ".join(said))
     samples = files.read(Path(folder, "samples.jsonl"))
     usual = task.learned and config.data.rewards == [*task.rewards]
     if usual and (sentence := task.learned(samples[0], samples[-1])):
@@ -242,15 +238,13 @@ def report(summary, config):
         spent += f"; and {summary['evaluation_seconds']:.0f} s for --eval_every"
     print(f"{seconds['total']:.0f} s: {spent}")
     print("model    ", summary["checkpoint"])
-    best = summary["best"]
-    if best:
-        print(f"best      {folder}/{checkpoint.BEST}: step {best['step']}, greedy "
-              f"{[*best][1]} {[*best.values()][1]:.3f}, chosen on {summary['chosen_on']}")
+    if summary["best"]:
+        (_, step), (name, value) = summary["best"].items()
+        print(f"best      {folder}/{checkpoint.BEST}: step {step}, greedy {name} {value:.3f}, "
+              f"chosen on {summary['chosen_on']}")
     print(f"look      {folder}/curves.png")
-    earlier = earlier_run(folder)
-    if earlier:
+    if earlier := earlier_run(folder):
         print("compare  ", shlex.join(["python", "tools/compare.py", str(earlier), folder]))
-    else:
-        for title, line in zip(("compare  ", " " * 9), compared(config)):
-            print(title, line)
+    elif lines := compared(config):
+        print("compare  ", "\n          ".join(lines))
     print("evaluate ", shlex.join(["python", "eval.py", "--model", folder]))

@@ -122,22 +122,22 @@ class Run:
         count = min(count or self.per_step, self.total - self.state.position)
         if count <= 0:
             return None
-        asked, tried = [], 0
+        asked, start = [], self.state.position
         while len(asked) < count:
             numbers = self.next_numbers(count - len(asked))
             self.state.position += len(numbers)
             questions = self.questions.ask(numbers)
             asked += [(number, questions[number]) for number in numbers if number in questions]
-            tried += len(numbers)
-            if tried > count + len(self.questions):
-                raise UserError(f"the curriculum in {self.hooks.path} asks only questions whose "
-                                "prompts are too long: raise --max_prompt_tokens.")
-        if tried > count and not self.state.skipped_questions:
+            skipped = self.state.position - start - len(asked)
+            if skipped > len(self.questions):
+                raise UserError("almost all questions that are asked next have prompts that are "
+                                "too long: raise --max_prompt_tokens.")
+        if skipped and not self.state.skipped_questions:
             progress.note(f"note: a question of {self.questions.name} is left out, because its "
                           f"prompt is longer than {self.questions.max_prompt_tokens} tokens, or "
                           "something is empty; the next one is asked instead. summary.json counts "
                           "them.")
-        self.state.skipped_questions += tried - count
+        self.state.skipped_questions += skipped
         share = ranks.share(asked)
         self.own_numbers += [number for number, _ in share]
         return [question for _, question in share]
@@ -157,16 +157,25 @@ class Run:
 
     def numbers_ahead(self):
         """The numbers of the questions that the run asks, if no curriculum chooses others."""
-        state = self.state
-        count = min(self.total - state.position, (self.steps - state.step) * self.per_step)
-        return numbers_of(state.position, min(count, len(self.questions)), len(self.questions),
-                          self.seed)
+        state, size = self.state, len(self.questions)
+        of_steps = (self.steps - state.step) * self.per_step
+        count = min(self.total - state.position, of_steps, size)
+        return numbers_of(state.position, count, size, self.seed)
 
     def learning_rate(self, peak):
-        """The learning rate of the next step."""
+        """The learning rate in the middle of the next step.
+
+        The run ends after its steps or its questions, whichever comes first. A step takes
+        `per_step` questions. With dynamic sampling it may take more: as many as the earlier steps
+        took on average. (If a schedule lowers `per_step`, they took too many.)
+        """
         state = self.state
-        done = run_progress(state.step, self.steps, state.position, self.total, self.per_step,
-                            self.algorithm.max_rollouts)
+        # in units of `per_step` questions
+        end = math.ceil(self.total / self.per_step)
+        taken = state.position / self.per_step
+        average = min(self.algorithm.max_rollouts, max(1, taken / max(1, state.step)))
+        expected = min(average, end - taken)
+        done = max((state.step + 0.5) / self.steps, (taken + expected / 2) / end)
         return learning_rate(done, peak, self.config.update.warmup)
 
     def count(self, of_step):
@@ -270,8 +279,8 @@ class Run:
 
     def follow_schedule(self):
         """Take the Algorithm of the next step, if a schedule changes it."""
-        changed = self.hooks.options_at(self.state.step + 1, self.progress)
-        if changed:
+        if self.hooks.schedule:
+            changed = self.hooks.options_at(self.state.step + 1, self.progress)
             self.algorithm = algorithm_with(self.config, changed)
 
 
@@ -287,18 +296,3 @@ def learning_rate(done, peak, warmup):
         return peak * done / warmup
     x = (done - warmup) / (1 - warmup)
     return peak * 0.5 * (1 + math.cos(math.pi * x))
-
-
-def run_progress(steps_done, steps, questions_done, questions, per_step, most=1):
-    """How far the run is in the middle of its next step, in [0, 1].
-
-    The run ends after its steps or its questions, whichever comes first. A step takes `per_step`
-    questions. With dynamic sampling it may take more, up to `most` times as many: as many as the
-    earlier steps took on average. (If a schedule lowers `per_step`, they took too many.)
-    """
-    # in units of `per_step` questions
-    end = math.ceil(questions / per_step)
-    taken = questions_done / per_step
-    average = min(most, max(1, taken / max(1, steps_done)))
-    expected = min(average, end - taken)
-    return max((steps_done + 0.5) / steps, (taken + expected / 2) / end)

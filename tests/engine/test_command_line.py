@@ -20,7 +20,7 @@ class Config:
     steps: int = option(10, "how many steps")
     lr: float = option(1e-3, "learning rate, 100% yours")
     name: str = option("toy", "what it is called")
-    limit: int | None = option(None, "at most so many; none: all")
+    limit: int | None = option(None, "at most so many; none: all", limits="[1, ∞)")
     resume: bool = option(False, "go on")
     allocation: bool = option(True, "fill the pruned places")
     recipe: str | None = option(None, "a YAML file of options")
@@ -74,7 +74,8 @@ def test_a_mistake_is_a_sentence_that_names_it(words, named):
 
 
 @pytest.mark.parametrize("recipe, named", [
-    (b"step: 3", "steps"), (b"learning_rate: 1e-6", "is --lr."), (b"7: 3", "--7"),
+    (b"step: 3", "steps"), (b"learning_rate: 1e-6", "is here --lr."), (b"7: 3", "--7"),
+    (b"num_generations: 8", "`--help` lists"),  # this program has no --group_size
     (b"steps: [3", "YAML"), (b"\xff\xfe\x00", "YAML"), (b"- steps\n- 3", "option: value"),
     (b"lr: 1\nsteps: 3\nsteps: 4", "gives --steps more than once"),
     (b"steps: 3\nrecipe: other.yaml", "without another recipe"),
@@ -102,18 +103,19 @@ def test_a_number_lies_within_its_limits_or_is_refused():
     assert [x for x in (0, 0.999, 1, -0.1, math.nan) if within("[0, 1)", x)] == [0, 0.999]
     assert [x for x in (9.9e11, 0, 1e12, math.inf) if within("(0, ∞)", x)] == [9.9e11]
     assert within("[0, 1]", 1)
-    with pytest.raises(UserError, match="--share must lie in"):
+    with pytest.raises(UserError, match="--share: must lie in"):
         parse(Outer, ["--share=1"])
 
 
 @pytest.mark.parametrize("word, said", [
     ("--no-allocation", "`--help` lists"),  # it is not understood, and does not mean its opposite
     ("--al", "`--help` lists"), ("--alocation", "did you mean --allocation[?]"),
-    ("--num-generations=8", ": here it is --group_size[.] See docs/names.md[.]$"),
-    ("actor_rollout_ref.rollout.n=8", ": here it is --group_size[.] See docs/names.md[.]$"),
-    ("--max_grad_norm", ": here it is 1.0: Limits in update.py[.] See docs/names.md[.]$"),
+    ("--num-generations=8", ": num_generations is here --group_size[.] See docs/names.md[.]$"),
+    ("actor_rollout_ref.rollout.n=8", ": rollout.n is here --group_size[.] See docs/names.md[.]$"),
+    ("--max_grad_norm", ": max_grad_norm is here 1.0: Limits in update.py[.] See"),
     # the nearest right thing is a name of another program
-    ("--lerning_rate", "did you mean --lr[?]$"), ("--lr_schedule", "`--help` lists"),
+    ("--lerning_rate", ": learning_rate is here --lr[.]"), ("--xyz", "`--help` lists"),
+    ("--no_use_vllm", "`--help` lists"),
     # no option stands before it
     ("cppo", "did you mean --algorithm cppo[?]$"), ("gsm8k", "did you mean --dataset gsm8k[?]$"),
     (str(ROOT), f"did you mean --model {ROOT}[?]$"), ("lr", "`--help` lists"),
@@ -123,7 +125,7 @@ def test_a_word_that_is_no_option_leads_to_one(word, said):
         parse(RunConfig, [word])
 
 
-@pytest.mark.parametrize("here", NAMES.values())
+@pytest.mark.parametrize("here", NAMES)
 def test_a_name_of_trl_or_verl_leads_to_an_option_that_is_there(here):
     assert set(re.findall(r"--(\w+)", here)) <= set(flat(RunConfig()))
 

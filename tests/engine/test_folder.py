@@ -57,6 +57,12 @@ def test_a_run_of_another_version_is_not_resumed(words, old, new, named):
         open_run([*words, "--resume"])
 
 
+def test_a_run_goes_on_with_its_own_options_and_no_recipe(words):
+    Path("mine.yaml").write_text("mu: 5\n")
+    with pytest.raises(UserError, match="leave out --recipe"):
+        open_run([*words, "--resume", "--recipe", "mine.yaml"])
+
+
 # --- the lock ---
 
 

@@ -95,7 +95,7 @@ def test_the_picture_is_called_as_the_last_lines_are(measure, tested, title, tmp
 
 
 def test_a_step_in_which_nothing_was_judged_has_a_line(capsys):
-    logs.show_line("4", {"accuracy": math.nan, "length": 34.8}, None)
+    logs.show_line("4", {"accuracy": math.nan, "length": 34.8}, "accuracy")
     assert capsys.readouterr().out == f"      4  nan {'':10}   34.8\n"
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from engine.base import files
+from engine.base.errors import UserError
 from engine.run.begin import note_on_learning_rate
 from engine.run.checks import notes_on_options
 from engine.run.command_line import given
@@ -32,9 +33,33 @@ def test_steps_or_questions_end_a_run_whichever_come_first(a_run, steps, progres
     assert a_run.numbers_ahead() == a_run.next_numbers(ahead)
 
 
+def test_what_a_schedule_no_longer_changes_is_as_in_the_run(a_run):
+    """Else a run that goes on would differ from one that never stopped."""
+    a_run.hooks = Hooks("mine.py", lambda step, progress: {"mu": 5} if step == 2 else {})
+    usual, found = a_run.algorithm.mu, []
+    for a_run.state.step in (1, 2):
+        a_run.follow_schedule()
+        found.append(a_run.algorithm.mu)
+    assert found == [5, usual]
+
+
+class Unasked(list):
+    """Questions whose prompts are all too long."""
+
+    def ask(self, numbers):
+        return {}
+
+
+def test_a_run_without_a_question_that_can_be_asked_ends(a_run):
+    a_run.questions = Unasked([{}] * 40)
+    with pytest.raises(UserError, match="raise --max_prompt_tokens"):
+        a_run.next_questions()
+
+
 @pytest.mark.parametrize("chosen, makes, note", [
     ({"steps": 3}, 3, False), ({"steps": 50}, 50, False), ({"epochs": 0.5}, 5, False),
     ({"steps": 3, "epochs": 1.0}, 3, True), ({"steps": 50, "epochs": 1.0}, 10, True),
+    ({"steps": 3, "epochs": 0.5}, 3, True),
 ])
 def test_steps_are_the_steps_and_of_both_the_smaller_counts(chosen, makes, note):
     """Of 40 questions, 4 a step. The learning rate falls until the end, whatever ends the run."""
