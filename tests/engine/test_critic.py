@@ -62,8 +62,8 @@ def test_the_head_is_computed_in_float32_whatever_the_backbone_is(three):
 
 
 def test_the_critic_starts_as_a_copy_of_the_policys_backbone_with_weights_of_its_own(loaded):
-    model, _ = loaded
-    critic = networks_around(Policy(model), None, critic=True).critic
+    model, tokenizer = loaded
+    critic = networks_around(Policy(model), tokenizer, critic=True).critic
     assert not weights_of(critic.head).any()  # V is 0 at first
     assert_close(critic.backbone.state_dict(), model.base_model.state_dict())
     of_policy, own = ({p.data_ptr() for p in network.parameters()} for network in (model, critic))
