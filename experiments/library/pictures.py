@@ -19,7 +19,8 @@ from experiments.library.study import RESULTS, draw
 
 STORED = Path(__file__).parents[1] / "results"
 STUDIES = {reproduce.stem_of(name): reproduce for name in reproduce.TABLES}
-STUDIES |= {"judge": judge, "learning_cpu": learning, "noise": noise}
+STUDIES |= {
+    "judge": judge, "learning_careless": learning, "learning_cpu": learning, "noise": noise}
 
 
 @dataclass
