@@ -5,6 +5,7 @@ import functools
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 from tqdm import tqdm
@@ -66,13 +67,13 @@ WORDS = {
 }
 
 
+@dataclass
 class Clock:
     """Seconds spent in each phase of a step."""
 
-    def __init__(self, device):
-        self.device = device
-        self.start = time.perf_counter()
-        self.spent = dict.fromkeys(WORDS, 0.0)
+    device: torch.device
+    start: float = field(default_factory=time.perf_counter)
+    spent: dict = field(default_factory=lambda: dict.fromkeys(WORDS, 0.0))
 
     @contextmanager
     def phase(self, name):

@@ -5,6 +5,7 @@ A model reads each different prompt once for all its completions, or it reads pr
 each row, whatever costs less (prompts.py).
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -82,16 +83,15 @@ def cheaper_cut(rows, max_tokens, second_pass):
     A micro-batch of two or more completions costs at most `max_tokens`. second_pass: as for
     `forward_cost`.
     """
-
-    def cost(cut):
-        total = 0
+    cheapest, least = None, math.inf
+    for cut in (question_by_question(rows, max_tokens, second_pass), by_length(rows, max_tokens)):
+        cost = 0
         for together in cut:
             tokens, once = forward_cost(together, second_pass)
-            total += tokens + once * second_pass
-        return total
-
-    cuts = question_by_question(rows, max_tokens, second_pass), by_length(rows, max_tokens)
-    return min(cuts, key=cost)
+            cost += tokens + once * second_pass
+        if cost < least:
+            cheapest, least = cut, cost
+    return cheapest
 
 
 def by_length(rows, max_tokens):
@@ -107,11 +107,6 @@ def question_by_question(rows, max_tokens, second_pass):
     A new piece begins if it saves more tokens than the prompt has, which it repeats. It saves
     padding: the completions that are left are padded to the longest of them.
     """
-
-    def fits(together):
-        tokens, _ = forward_cost(together, second_pass)
-        return tokens <= max_tokens
-
     groups = {}
     for row in sorted(rows, key=lambda row: -row.tokens):
         groups.setdefault(row.prompt, []).append(row)
@@ -121,7 +116,8 @@ def question_by_question(rows, max_tokens, second_pass):
         for n, row in enumerate(group[1:], 1):
             saved = (len(group) - n) * (pieces[-1][0].tokens - row.tokens)
             together = [*pieces[-1], row]
-            if fits(together) and saved <= row.prompt_tokens:
+            tokens, _ = forward_cost(together, second_pass)
+            if tokens <= max_tokens and saved <= row.prompt_tokens:
                 pieces[-1] = together
             else:
                 pieces.append([row])
@@ -129,7 +125,8 @@ def question_by_question(rows, max_tokens, second_pass):
     batches = pieces[:1]
     for piece in pieces[1:]:
         together = batches[-1] + piece
-        if fits(together):
+        tokens, _ = forward_cost(together, second_pass)
+        if tokens <= max_tokens:
             batches[-1] = together
         else:
             batches.append(piece)

@@ -92,8 +92,9 @@ class Networks:
         """Free all gradients."""
         self.optimizer.zero_grad()
         # in bfloat16 one is left here if memory has run out before it was added to the master's
-        for network in self.trained:
-            network.zero_grad()
+        self.model.zero_grad()
+        if self.critic:
+            self.critic.zero_grad()
 
     def refresh_sampler(self):
         """Let the sampler sample from the policy's weights of now."""

@@ -8,7 +8,6 @@ from tqdm import tqdm
 
 from engine.base.errors import UserError
 from engine.model.contract import Completions, stop_tokens
-from engine.model.logprobs import completion_mask
 from engine.model.prompts import on_device
 from engine.model.writing import ends_in_texts, write_completions
 
@@ -107,7 +106,8 @@ def until_first_stop(tokens, logp, stops, pad_id):
     if broken:
         raise FloatingPointError("the model's logits are not finite")
     tokens = tokens[:, :width]
-    mask = completion_mask(tokens, lengths)
+    # made from the lengths: an EOS counts even if padding has the same id
+    mask = torch.arange(width, device=tokens.device) < lengths.unsqueeze(1)
     tokens = tokens.masked_fill(~mask, pad_id)
     logp = logp[:, :width].masked_fill(~mask, 0.0)
     return Completions(tokens, lengths, truncated, logp, mask)
