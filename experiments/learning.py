@@ -229,6 +229,7 @@ def ahead(own, other):
 
 def page(result):
     rows = result["rows"]
+    others = [row for row in rows if row["name"] in BESIDE]
     target = result["target"]
     text = heading("What is learned in a second of the device", result)
     text += f"\nCommit {result['commit']}, {result['device']}.\n\n" + PLAN.read_text("utf-8")
@@ -236,16 +237,15 @@ def page(result):
     for row in rows:
         line = dict(row)
         line["reached"] = reached(row["held_out"], target, result["seconds"])
-        for other in rows:
-            if other["name"] in BESIDE:
-                line[f"beside {other['name']}"] = (
-                    f"{ahead(row['half'], other['half'])} · {ahead(row['end'], other['end'])}")
+        for other in others:
+            line[f"beside {other['name']}"] = (
+                f"{ahead(row['half'], other['half'])} · {ahead(row['end'], other['end'])}")
         shown.append(line)
     columns = {
         "lr": "", "steps": ".0f", "completions": ".0f", "share of sampling": ("sampling", ".0%"),
         "tokens long": ("length", ".0f"), "after half the time": ("half", ".3f"),
         "at the end": ("end", ".3f"), f"seconds to {target:.2f}, each seed": ("reached", ".0f"),
-    } | {f"beside {name}": "" for name in BESIDE}
+    } | {f"beside {other['name']}": "" for other in others}
     text += f"\n## Results\n\nThe base model answers {result['start']:.3f} of the questions. "
     text += f"Runs of {result['seconds']} seconds. Beside: after half the time · at the end.\n\n"
     return text + pivot(shown, columns) + f"\n\n![Accuracy]({result['study']}.png)\n"

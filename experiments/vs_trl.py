@@ -45,7 +45,7 @@ from transformers import PrinterCallback, TrainerCallback
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base.errors import UserError
-from engine.data.questions import load_questions, numbers_of
+from engine.data.questions import load_questions
 from engine.model.loading import fewer_kernels, keep_freed_memory
 from engine.model.logprobs import Policy
 from engine.model.precision import choose_dtype
@@ -60,6 +60,7 @@ from experiments.library.bench import (
     in_turn,
     markdown_table,
     published,
+    questions_of_step,
     qwen,
     seconds_of,
     this_device,
@@ -135,8 +136,7 @@ class Ours:
 
     def step(self):
         steps = len(self.generate)
-        numbers = numbers_of(steps * self.per_step, self.per_step, len(self.questions), seed=0)
-        questions = [self.questions[number] for number in numbers]
+        questions = questions_of_step(self.questions, steps, self.per_step, seed=0)
         reward, rng = Reward("every second", every_second), random.Random(steps + 1)
         torch.backends.cuda.enable_cudnn_sdp(False)  # as for a loaded model
         metrics, *_ = train_step(

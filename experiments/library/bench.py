@@ -22,6 +22,7 @@ import torch
 from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from engine.data.questions import numbers_of
 from engine.run.shapes import skeleton
 
 ROOT = Path(__file__).parents[2]  # the project's
@@ -48,6 +49,12 @@ def published(name, device):
 def every_second(completions, **columns):
     """A reward that differs within each group: 0, 1, 0, 1, …"""
     return [float(i % 2) for i in range(len(completions))]
+
+
+def questions_of_step(questions, steps_done, per_step, seed):
+    """The questions of the next step, in the order of a run with this seed."""
+    numbers = numbers_of(steps_done * per_step, per_step, len(questions), seed)
+    return [questions[number] for number in numbers]
 
 
 # --- how it is measured ---

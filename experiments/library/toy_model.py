@@ -115,14 +115,13 @@ def long_demonstration(index, operands, careless=None):
     """
     row = toy.question(index, "warm_start", operands)
     rng = random.Random(f"demonstration {index}")
-    answer = int(row["answer"])
-    end, slip = ";", SLIP
-    if rng.random() >= LONG_THINKING_SHARE:
-        if careless is None:
-            if rng.random() < WRONG_SHARE:
-                answer += rng.choice([-3, -2, -1, 1, 2, 3])
-            return row["question"], f"<answer>{abs(answer)}</answer>"
-        end, slip = "\n", careless
+    good = rng.random() < LONG_THINKING_SHARE
+    if not good and careless is None:
+        answer = int(row["answer"])
+        if rng.random() < WRONG_SHARE:
+            answer += rng.choice([-3, -2, -1, 1, 2, 3])
+        return row["question"], f"<answer>{abs(answer)}</answer>"
+    end, slip = (";", SLIP) if good else ("\n", careless)
     first, *steps = re.findall(r"[+-]?\d", row["question"])
     total, thoughts = int(first), ""
     for step in steps:

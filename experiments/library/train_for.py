@@ -11,12 +11,13 @@ from statistics import fmean
 
 import torch
 
-from engine.data.questions import load_questions, numbers_of
+from engine.data.questions import load_questions
 from engine.model.networks import build
 from engine.run.plan import choose_micro_batch_tokens
 from engine.run.state import learning_rate
 from engine.scoring.score import load_rewards
 from eval import evaluate
+from experiments.library.bench import questions_of_step
 from experiments.library.study import curve
 from tasks.table import base_model
 from train import train_step
@@ -56,9 +57,7 @@ def train_for(config, algorithm, device, seconds, at, eval_questions=256):
     while moments:
         before = deepcopy(networks.model.state_dict())
         begin = clock(device)
-        position = len(steps) * per_step
-        numbers = numbers_of(position, per_step, len(questions), config.run.seed)
-        asked = [questions[number] for number in numbers]
+        asked = questions_of_step(questions, len(steps), per_step, config.run.seed)
         rng = random.Random(f"{config.run.seed} {len(steps) + 1}")
         step = train_step(networks, algorithm, rewards, config.sampling, limits, asked, rng)
         last = clock(device) - begin

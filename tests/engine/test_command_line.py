@@ -134,6 +134,8 @@ def test_help_lists_every_option_once_and_those_that_are_used_most_first(capsys)
     with pytest.raises(SystemExit, match="0"):
         parse(RunConfig, ["--help"])
     out = capsys.readouterr().out
+    about, *_ = (sys.modules["__main__"].__doc__ or "").split("\n\n")
+    assert about.strip() in out  # what the program is
     shown = re.findall(r"^  (--\w+)", out, re.MULTILINE)
     assert shown[:6] == [f"--{name}" for name in RunConfig.most_used]
     assert sorted(shown) == sorted(f"--{name}" for name in flat(RunConfig()))

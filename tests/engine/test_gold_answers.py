@@ -39,6 +39,9 @@ def test_a_reward_of_ones_own_may_be_slow_so_it_judges_few_gold_answers(monkeypa
 
     module.notes_on_lost(Reward("mine", mine), rows_of(range(9)))
     assert {*asked} == {"0", "1"}
+    ours = Reward("toy_accuracy", REWARDS["toy_accuracy"])  # it judges all
+    [note] = module.notes_on_lost(ours, rows_of([*range(9), "proof"]))
+    assert "1 of the 10 gold answers" in note
 
 
 FORMS = ("<answer>{}</answer>", "#### {}", "is {}", "<ans>{}</ans>", "\nFINAL {}", "[[{}]]")
