@@ -12,10 +12,12 @@ To try an idea of your own, write one function and change one row:
     advantages(rollout) → (Q, G)            records.py says what a rollout holds
     keep(rollout, advantages, k) → rows     or name your function: --keep FILE.py:FUNCTION
 
-A rule may also return (rows, advantages of these rows). Then a kept completion may count more or
-less than before. For example, a completion that was drawn may count the inverse of its chance.
+Rows are numbers q·G + i, or a mask (Q, G). A rule may also return (rows, advantages of these rows).
+Then a kept completion may count more or less than before. For example, a completion that was drawn
+may count the inverse of its chance.
 """
 
+import copy
 import signal
 import sys
 from collections.abc import Callable
@@ -134,7 +136,7 @@ def keep_smallest(rollout, advantages, k, *, metric):
     metric: rollout → (Q, G).
     """
     ks = torch.as_tensor(k).expand(len(advantages)).tolist()
-    values = metric(rollout).float()
+    values = finite(metric(rollout), advantages.shape, "a metric")
     values = values.masked_fill(~rollout.trainable, torch.inf)
     kept = torch.zeros_like(rollout.trainable)
     for row, own, own_k in zip(kept, values, ks):
@@ -320,17 +322,47 @@ class Algorithm(Row):
 
     def keep_completions(self, rollout, advantages):
         """Step 4. Returns (rows of the kept completions, advantages (Q, G) of the step)."""
-        assert advantages.shape == rollout.lengths.shape, "advantages must be (Q, G)"
+        advantages = finite(advantages, rollout.lengths.shape, "advantages")
         k = self.k
         if self.ks:  # GFPO's adaptive k: one of each question, (Q,)
             k = adaptive_k(rollout.total.mean(1), torch.tensor(rollout.history), ks=self.ks)
-        rows = self.keep(rollout, advantages, k)
-        if isinstance(rows, tuple):  # the rule also says what these rows count
-            rows, changed = rows
+        rows, changed = kept_rows(self.keep, rollout, advantages, k)
+        if changed is not None:
             advantages = advantages.flatten().index_copy(0, rows, changed).view_as(advantages)
         if self.over_kept:  # GFPO and PODS
             advantages = advantages_over_kept(self, rollout, rows)
         return rows[rollout.trainable.flatten()[rows]], advantages
+
+
+def kept_rows(keep, rollout, advantages, k):
+    """(rows that a rule keeps, ascending; its advantages of these rows, or None).
+
+    What the rule changes in the advantages and lengths changes nothing in the step.
+    """
+    given = copy.copy(rollout)
+    given.lengths = rollout.lengths.clone()
+    rows, changed = keep(given, advantages.clone(), k), None
+    if isinstance(rows, tuple):  # the rule also says what these rows count
+        rows, changed = rows
+    rows, every = torch.as_tensor(rows, device="cpu"), torch.arange(advantages.numel())
+    if rows.dtype == torch.bool:
+        assert rows.shape in (advantages.shape, every.shape), "a mask must be (Q, G) or (Q·G,)"
+        rows = every[rows.flatten()]
+    assert rows.numel() == 0 or not rows.is_floating_point(), "rows must be whole numbers"
+    rows, order = rows.long().sort()
+    assert torch.equal(rows, every[torch.isin(every, rows)]), (
+        f"keep must return rows of the batch, each once, from 0 to {len(every) - 1}, or a mask")
+    if changed is not None:
+        changed = finite(changed, rows.shape, "advantages of kept rows", "one for each row")[order]
+    return rows, changed
+
+
+def finite(values, shape, what, of_shape="(Q, G)"):
+    """float32 numbers of this shape; of another shape, or not finite, they are refused."""
+    values = torch.as_tensor(values, dtype=torch.float32, device="cpu")
+    assert values.shape == shape and values.isfinite().all(), (
+        f"{what} must be finite numbers, {of_shape}")
+    return values
 
 
 def advantages_over_kept(algorithm, rollout, rows):
@@ -344,7 +376,7 @@ def advantages_over_kept(algorithm, rollout, rows):
     advantages = torch.zeros(Q * G)
     for group in groups:
         of_kept = replace(rollout, rewards=rewards[:, group], lengths=lengths[group])
-        advantages[group] = algorithm.advantages(of_kept)
+        advantages[group] = finite(algorithm.advantages(of_kept), group.shape, "advantages")
     return advantages.view(Q, G)
 
 

@@ -7,7 +7,7 @@ For each benchmark it writes two files: eval-NAME.jsonl holds each sampled answe
 and eval-NAME.json holds the scores with the setting in which they were measured. Another setting
 gets files of its own, eval-NAME-2.jsonl and so on. To resume an interrupted evaluation, run the
 same command again. The number of processes changes only the time.
-tools/compare.py compares two evaluations, and judges what another program has sampled.
+tools/compare.py compares two evaluations.
 """
 
 import math
@@ -30,7 +30,7 @@ from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
 from engine.model.networks import make_sampler, uses_ours
 from engine.model.sampler import Sampler
-from engine.run.command_line import compose, given, given_twice, option, run_program
+from engine.run.command_line import compose, given, option, run_program
 from engine.run.folder import as_in_the_run, rows_for_eval
 from engine.scoring.gold_answers import notes_on_lost, right_alone
 from engine.scoring.score import Reward, is_grade, is_own, load_rewards, read, reward_columns, score
@@ -381,8 +381,6 @@ def write_scores(path, setting, asked, notes, summary):
 def main(argv):
     config = check(given(Config, argv))
     device = ranks.start()
-    for note in given_twice(argv):
-        progress.note(f"note: {note}")
     folder = results_folder(config)
     # a wrong line of a file is refused before the model is loaded
     rows = [rows_for_eval(name, config) for name in config.benchmark]

@@ -109,12 +109,10 @@ def train(config, algorithm, device, rows, notes):
     bar = progress.bar(algorithm.name, run.steps, "steps", done=state.step)
     with Interrupt() as interrupt, bar as shown:
         while not run.finished and not interrupt.asked:
-            # the schedule, if there is one, and the learning rate
-            run.follow_schedule()
             lr = run.networks.follow(run.learning_rate)
             # the step: its random numbers follow from the seed and its number
             rng = random.Random(f"{run.seed} {state.step + 1} 0")
-            moment = Moment(state.step + 1, run.progress, run.mean_rewards)
+            moment = Moment(state.step + 1, run.progress, state.past)
             questions = run.next_questions()
             step = train_step(run.networks, run.algorithm, run.reward_functions, config.sampling,
                               limits, questions, rng, moment, run.next_questions)
@@ -124,7 +122,7 @@ def train(config, algorithm, device, rows, notes):
                 scores = evaluate(run, "evaluation", run.to_choose, samples=0)
                 step.metrics.update(run.count_evaluation(scores))
             # the log
-            step.metrics.update(run.hooks.measure(step))
+            step.metrics.update(run.measure(step))
             log.write(state.step, step, lr)
             logs.show_step(shown, run, step.metrics)
             log.show(run, step.metrics)

@@ -12,8 +12,7 @@ others are ours:
 2. probes: small inputs, on which its answers and gradients are compared with ours. If they differ,
    they are compared with the known mistakes and the known choices (conformance/mistakes.py).
 
-Each test and each probe is a property. ✓ needs all of them. If MINE.py defines `step`, a whole
-training step, it is run, and its properties are read from the weights (loops.py).
+Each test and each probe is a property. ✓ needs all of them.
 
 Each function runs in a process of its own, with a time limit. Needs torch and pytest, on Linux or
 macOS. The exit code is
@@ -45,14 +44,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from conformance import properties  # noqa: E402
 
 properties.import_tests()
-from conformance import compare, loops  # noqa: E402
+from conformance import compare  # noqa: E402
 from conformance.apart import Apart, Stopped  # noqa: E402
-from conformance.loops import SIGNS  # noqa: E402
 from conformance.theirs import Broken, Theirs  # noqa: E402
 
 IMPORT_LIMIT = 120  # seconds: some packages take long to import
 # seconds, for one function; the slowest of ours takes 1
 LIMIT = 60 + compare.SEARCH
+SIGNS = {"mistake": "✗", "edge": "△", "broken": "–", "unknown": "–", "choice": "≈"}
 CODES = {"✗": 1, "△": 4, "–": 2, "◐": 3}  # the first of these signs that occurs
 LEGEND = ("✓ holds   ≈ differs by choice   ◐ holds as far as it was asked\n"
           "△ wrong at an edge only   ✗ wrong   – not checked, or not known")
@@ -132,18 +131,18 @@ def check_file(send, path, folder):
         mine = load(path, folder)
     except BaseException as error:
         return send(why_not_loaded(path, error))
-    names = [name for name in [*compare.OURS, "step"] if callable(getattr(mine, name, None))]
+    names = [name for name in compare.OURS if callable(getattr(mine, name, None))]
     send((names, misspelt(mine)))
     for name in names:
-        with Apart(send_verdict, name, getattr(mine, name), getattr(mine, "BETA", 0.0)) as one:
+        with Apart(send_verdict, name, getattr(mine, name)) as one:
             try:
                 send(one.receive(LIMIT))
             except Stopped as error:
                 send(Verdict("–", f"{error}", 0, 0, "", []))
 
 
-def send_verdict(send, name, function, beta):
-    send(loops.verdict(function, beta) if name == "step" else verdict(name, function))
+def send_verdict(send, name, function):
+    send(verdict(name, function))
 
 
 def why_not_loaded(path, error):

@@ -79,13 +79,6 @@ USUAL = {
 }
 BOUND = {"Amdahl's bound": ("bound", ".2f")}
 KL = {"KL to the base": ("kl_to_base", ".1f")}
-OF_STEPS = {"ms per step": ("ms", ".0f"), "sampled, worst seed": ("worst", ".3f")}
-# the first step, then each quarter of the run
-FORM = {"right": ("reward/code_accuracy", ".2f"), "exact form": ("reward/code_format", ".2f")}
-CALLS = {
-    "right": ("accuracy", ".2f"), "calls": ".2f", "clipped": ("clip_fraction", ".3f"),
-    "KL to the base": ("kl", ".3f"), "largest ratio": ("ratio_max", ".1f"),
-}
 PUBLISHED = {"paper: accuracy": "", "paper: seconds": "", "paper: speed-up": ""}
 WORK = {
     "completions": "", "tokens generated": ("tokens_generated", ".0f"),
@@ -113,7 +106,6 @@ class Table(NamedTuple):
     panels: dict  # of the picture: {figure: what the stored results show}
     columns: dict = {}  # of the page besides the usual ones
     measures: tuple = ()  # besides: kl (to the base), memory (of a step of a larger model)
-    base: str | None = None  # another base model of the toy
     plan: str = ""  # what the page says first
     seeds: int = 3  # at least
     draw: Callable = plot.methods  # (rows, path, panels)
@@ -207,51 +199,6 @@ TABLES["family"] = Table(
      "kl_to_base": "… and move as far"},
     KL, ("kl", "memory"), draw=partial(plot.methods, left=0.86))
 
-# each step trains on 16 completions. CPPO samples 128 for that, and 2-GRPO 16. So 2-GRPO samples as
-# many in 8 passes over the questions. In about 1.375 passes it takes as many seconds, and in 5.5
-# as many as CPPO in 4 passes
-methods = {"GRPO": grpo(), "CPPO, P=0.875": cppo(0.875)}
-methods["CPPO, P=0.875, 4 passes"] = cppo(0.875)._replace(passes=4)
-for n in (1, 1.375, 5.5, 8):
-    method = grpo(algorithm="2grpo", group_size=2, questions_per_step=8)
-    methods[f"2-GRPO, {n:g} passes"] = method._replace(passes=n, baseline="CPPO, P=0.875")
-TABLES["two"] = Table(
-    "2-GRPO beside CPPO", 512, methods,
-    {"sampled": "2-GRPO wins the short run, CPPO the long one",
-     "seconds": "Beside other work a seed takes nearly six times another's seconds"})
-
-# CPPO beside a choice that is drawn and weighed, so that its gradient is GRPO's on average
-methods = {}
-for p in (0.5, 0.75, 0.875):
-    for rule in ("largest_abs", "unbiased"):
-        method = cppo(p, keep=rule)
-        methods[f"{rule}, P={p}"] = method._replace(baseline=f"largest_abs, P={p}")
-TABLES["unbiased"] = Table(
-    "Unbiased pruning", 512, methods,
-    {"greedy": "An unbiased choice is no better: greedy …", "sampled": "… or sampled"})
-
-# PPO's own μ is twice GRPO's, and each of its updates trains two networks. So GRPO also runs with
-# PPO's μ, and PPO with GRPO's
-methods = {"grpo": own("grpo"), "grpo, μ=4": own("grpo", mu=4), "cppo": own("cppo")}
-methods |= {"ppo": own("ppo"), "ppo, μ=2": own("ppo", mu=2)}
-TABLES["ppo"] = Table(
-    "With a critic, and without", 1024, methods,
-    {"sampled": "With a critic PPO learns as much …",
-     "phases": "… in two to three times GRPO's seconds"},
-    KL | OF_STEPS, ("kl", "memory"))
-
-# GFPO on a base model whose thoughts are too long
-methods = {name: own(name, max_new_tokens=72) for name in ("grpo", "gfpo")}
-methods["gfpo, efficiency"] = own("gfpo", keep="efficiency", max_new_tokens=72)
-methods["gfpo_adaptive"] = own("gfpo_adaptive", max_new_tokens=72)
-# DAPO's penalty, from 36 tokens on
-methods["grpo, overlong penalty"] = own("grpo", max_new_tokens=72, overlong_cache=36)
-TABLES["length"] = Table(
-    "GFPO and a long-winded base model", 1024, methods,
-    {"greedy": "All are as accurate: greedy …", "sampled": "… and sampled",
-     "length": "Two become shorter …", "kl_to_base": "… and these two move far"},
-    KL, ("kl",), base="wordy")
-
 # what else could explain CPPO's result. G = 2 passes eight times over the questions: as many
 # completions
 basic = {"GRPO": grpo(), "CPPO, P=0.875": cppo(0.875)}
@@ -281,36 +228,6 @@ TABLES["together"] = Table(
     "Sampling together is not training together", 1024, methods,
     {"sampled": "16 mini-batches harm CPPO, not GRPO",
      "seconds": "CPPO stays 2.5 times as fast, or more"})
-
-# programs as answers, from a base model that writes most programs without some marks of the form.
-# All four rewards are logged; a reward with weight 0 pays nothing
-methods = {}
-for name, runs, soft in (("no loose reward", 0, 0), ("code_runs", 0.2, 0),
-                         ("soft_code_format", 0, 0.2), ("both", 0.2, 0.2)):
-    words = ["code_accuracy", "code_format:0.5", f"code_runs:{runs}", f"soft_code_format:{soft}"]
-    method = cppo(0.75, dataset="toy_code", rewards=words, questions_per_step=8, minibatches=2,
-                  lr=3e-4)
-    methods[f"CPPO, {name}"] = method._replace(baseline="CPPO, no loose reward")
-for name in ("CPPO, no loose reward", "CPPO, both"):
-    methods[f"{name}, 4 passes"] = methods[name]._replace(passes=4)
-TABLES["code"] = Table(
-    "Two loose rewards for a form that is rare", 1024, methods,
-    {"greedy": "A reward for each mark delays the answer: greedy …", "sampled": "… and sampled"},
-    FORM, base="loose_code")
-
-# a calculator, and what goes wrong if its results are trained on (tool.py beside this file)
-methods = {}
-for ending, sampler in (("", "examples/my_tool.py:WithCalculator"),
-                        (", trained on results", "experiments/tool.py:TrainsOnResults")):
-    options = {"dataset": "toy_tool", "questions_per_step": 8, "minibatches": 2, "lr": 3e-4}
-    options["sampler"] = sampler
-    methods[f"GRPO{ending}"] = grpo(**options)
-    methods[f"CPPO, P=0.75{ending}"] = cppo(0.75, **options)
-TABLES["tool"] = Table(
-    "A calculator, with its results trained on and without", 1024, methods,
-    {"accuracy": "Both learn to call: accuracy …", "calls": "… and calls for each answer",
-     "clip_fraction": "Trained on results, the clip acts at once"},
-    CALLS, draw=plot.course)
 
 PLAN = """
 ## Plan, written on 2026-11-23, before the runs
@@ -406,11 +323,6 @@ def over_the_seeds(own, base, unpruned):
     for key, values in zip(("seconds_to_85", "completions_to_85"), zip(*row.pop("reached"))):
         row[key] = median(values) if median(values) < math.inf else None
     row["phases"] = {phase: fmean(run["phases"][phase] for run in own) for phase in PHASES}
-    courses = row["course"]
-    row["course"] = {}
-    for name in courses[0]:
-        of_seeds = zip(*(course[name] for course in courses))
-        row["course"][name] = list(map(fmean, of_seeds))
     row["curves"] = row.pop("curve")
     ratios = [b["seconds"] / run["seconds"] for b, run in zip(base, own)]
     tokens = [run["tokens_generated"] / b["tokens_generated"] for b, run in zip(base, own)]
@@ -431,9 +343,7 @@ def over_the_seeds(own, base, unpruned):
 
 def shown(row):
     """A row with all that a page shows of it."""
-    found = row | row["phases"] | row.get("course", {})
-    found["ms"] = 1000 * row["seconds"]["mean"] / row["steps"]
-    found["worst"] = row["sampled"].get("min")
+    found = row | row["phases"]
     found |= zip(PUBLISHED, PAPER.get(row["pruning_rate"], ()))
     for part, size in row.get("memory", {}).items():
         found[f"MB of a step: {part}"] = size / 1e6
@@ -511,17 +421,16 @@ def study_of(name, quick, seeds):
     table = TABLES[name]
     about = {"seeds": 1 if quick else max(seeds, table.seeds),
              "questions": 16 if quick else table.questions, "eval_questions": 32 if quick else 512}
-    base = {"model": toy_model.made_once(table.base)} if table.base else {}
 
     def measure(folder, method, seed):
-        options = PROTOCOL | method.options | base | {
+        options = PROTOCOL | method.options | {
             "seed": seed, "epochs": method.passes * about["questions"] / toy.TRAIN_QUESTIONS,
             "eval_questions": about["eval_questions"], "save_every": 500,
         }
         with mock.patch.dict(ALGORITHMS, OTHER_LOSSES):
             run = one_run(folder, options)
         if "kl" in table.measures:
-            run["kl_to_base"] = kl_to_base(folder, base.get("model") or toy.BASE)
+            run["kl_to_base"] = kl_to_base(folder, toy.BASE)
         return run
 
     folder = f"runs/{'reproduce-quick' if quick else 'reproduce'}/{name}"

@@ -43,7 +43,6 @@ class Task:
     test_questions: int | None = None
     # the folder of the base model that `--model toy` means; None: the toy cannot be used
     base: str | None = None
-    grpo_takes: float | None = None  # times as long as CPPO, if that is known
     # of the test split, if it is another one: scored before and after training
     eval_questions: int = 256
     # lines of the first and of the last step in samples.jsonl → what was learned, or None
@@ -70,7 +69,7 @@ ARITHMETIC = Task(
 )
 LIKE_MATH = Task(rewards=("math_accuracy", "format_reward"), system_prompt=BOXED_PROMPT)
 
-TASKS = {"toy": replace(TOY, grpo_takes=3.0)}
+TASKS = {"toy": TOY}
 TASKS["toy_code"] = replace(TOY, rewards=("code_accuracy",), base=toy.CODE_BASE)
 TASKS["toy_tool"] = replace(
     TOY, source=toy_tool.questions, max_new_tokens=toy_tool.MAX_NEW_TOKENS, base=toy_tool.BASE)

@@ -1,23 +1,20 @@
 """algorithms.py: the table and its settings, what each rule keeps, and the advantages of several
 rewards."""
 
-import math
-import sys
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from operator import eq
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from algorithms import ALGORITHMS, KEEP, advantages_over_kept, resolve
+from algorithms import ALGORITHMS, KEEP, advantages_over_kept, keep_smallest, resolve
 from batches import cut_into_micro_batches, cut_into_minibatches
 from engine.base import ranks
-from engine.base.errors import UserError
 from engine.model.logprobs import Policy
 from engine.run.config import config_of
-from engine.run.own import own_rule
 from experiments.library.rules import half_of_each_sign
 from family.gdpo import decoupled_advantages
 from family.gfpo import retained_advantages
@@ -44,9 +41,10 @@ def chosen(k, rewards, lengths=None, name="cppo", **options):
 
 
 def by_rule(function):
-    """What --keep makes of a function for two questions with four completions."""
-    rule = own_rule(function, "--keep mine.py:rule")
-    return rule(a_rollout(torch.zeros(2, 4)), torch.zeros(2, 4), 2)
+    """The rows that a rule of one's own keeps of two questions with four completions."""
+    algorithm = resolve("cppo", keep=function, group_size=4)
+    rows, _ = algorithm.keep_completions(a_rollout(torch.zeros(2, 4)), torch.zeros(2, 4))
+    return rows
 
 
 # --- the settings ---
@@ -222,28 +220,49 @@ def test_a_device_without_a_question_keeps_nothing_and_takes_part(name, keep):
 # --- a rule of one's own ---
 
 
-@pytest.mark.parametrize("returns", [
-    None, [0.0, 1.0], [[0, 1], [4, 5]], [0, 8], [-1, 2], [2, 2], torch.ones(8).bool(),
-    ([0, 1], [1.0]), ([0, 1], [1.0, math.nan]), sys.exit,
+@pytest.mark.parametrize("returned, said", [
+    ([0, 8], "each once, from 0 to 7"), ([-1, 2], "from 0 to 7"), ([2, 2], "each once"),
+    ([[0], [4]], "rows of the batch"), ([0.9, 1.2, 5.7], "rows must be whole numbers"),
+    (torch.tensor([False, True]), r"a mask must be \(Q, G\) or"),
+    (([0, 1], [1.0, torch.nan]), "advantages of kept rows must be finite"),
+    (([3, 5], torch.ones(8)), "one for each row"), (([0, 1], [1.0]), "one for each row"),
 ], ids=str)
-def test_a_rule_that_fails_or_returns_neither_rows_nor_rows_with_their_advantages_is_named(returns):
-    with pytest.raises(UserError, match="--keep mine.py:rule"):
-        by_rule(lambda *_: returns(0) if callable(returns) else returns)
+def test_what_a_rule_of_ones_own_returns_is_refused_if_it_would_train_on_the_wrong_thing(
+    returned, said
+):
+    with pytest.raises(AssertionError, match=said):
+        by_rule(lambda rollout, advantages, k: returned)
 
 
-def test_a_rule_cannot_change_the_rollout():
-    def changes(rollout, advantages, k):
-        rollout.rewards.zero_(), rollout.questions[0].clear(), advantages.zero_()
-        return [0]
+def test_what_a_rule_changes_changes_nothing_in_the_step():
+    A, rollout = torch.tensor([[1.0, -2.0, 0.5, -0.5]]), a_rollout(torch.zeros(1, 4))
+    lengths = rollout.lengths.clone()
 
-    rollout = a_rollout(torch.ones(2, 4))
-    own_rule(changes, "--keep mine.py:rule")(rollout, advantages := torch.ones(2, 4), 2)
-    assert rollout.rewards.all() and rollout.questions[0] and advantages.all()
+    def rule(rollout, advantages, k):
+        rollout.lengths.zero_()
+        rollout.questions = []
+        return advantages.abs_().flatten().topk(2).indices
+
+    rows, found = resolve("cppo", keep=rule, group_size=4).keep_completions(rollout, A)
+    assert rows.tolist() == [0, 1] and found.tolist() == [[1.0, -2.0, 0.5, -0.5]]
+    assert torch.equal(rollout.lengths, lengths) and rollout.questions
+
+
+@pytest.mark.parametrize("values", [torch.zeros(2, 1), torch.full((2, 4), torch.nan)], ids=str)
+def test_a_metric_of_ones_own_must_be_a_finite_number_for_each_completion(values):
+    for changed in ({"keep": partial(keep_smallest, metric=lambda rollout: values)},
+                    {"advantages": lambda rollout: values[:, :2]}):  # over the kept ones
+        algorithm = replace(resolve("gfpo", group_size=4, pruning_rate=0.5), **changed)
+        with pytest.raises(AssertionError, match=r"must be finite numbers, \(Q, G\)"):
+            algorithm.keep_completions(a_rollout(torch.zeros(2, 4)), torch.zeros(2, 4))
+
+
+MASK = torch.tensor([[True, False, False, True], [False, True, False, False]])
 
 
 @pytest.mark.parametrize("rows, kept", [
-    ([5, 0, 3], [0, 3, 5]), ([], []), (torch.tensor([]), []),
-    (torch.tensor([5, 0, 3], dtype=torch.int32), [0, 3, 5])])
+    ([5, 0, 3], [0, 3, 5]), ([], []), (torch.tensor([]), []), (MASK, [0, 3, 5]),
+    (MASK.flatten().tolist(), [0, 3, 5]), (torch.tensor([5, 0, 3], dtype=torch.int32), [0, 3, 5])])
 def test_the_rows_of_a_rule_come_in_order_and_may_be_none(rows, kept):
     found = by_rule(lambda rollout, advantages, k: rows)
     assert found.tolist() == kept and found.dtype == torch.int64
@@ -355,8 +374,9 @@ def test_completions_that_may_not_be_trained_on_take_no_place_of_another(rule):
 def test_one_advantage_for_a_whole_group_is_refused():
     """Of shape (Q, 1) it would say that each group has 1 completion."""
     rollout = a_rollout(torch.zeros(2, 4))
-    with pytest.raises(AssertionError, match=r"\(Q, G\)"):
-        resolve("grpo", group_size=4).keep_completions(rollout, torch.zeros(2, 1))
+    for wrong in (torch.zeros(2, 1), torch.full((2, 4), torch.nan)):
+        with pytest.raises(AssertionError, match=r"\(Q, G\)"):
+            resolve("grpo", group_size=4).keep_completions(rollout, wrong)
 
 
 # --- rules that say how much each kept completion counts ---
@@ -364,7 +384,7 @@ def test_one_advantage_for_a_whole_group_is_refused():
 
 def test_a_rule_may_return_the_advantages_of_its_rows():
     A = torch.tensor([[1.0, -1.0, 0.5, 0.0], [0.0, 2.0, -2.0, 0.5]])
-    rule = own_rule(lambda rollout, advantages, k: ([6, 0], [7.0, 9.0]), "--keep mine.py:rule")
+    rule = lambda rollout, advantages, k: ([6, 0], [7.0, 9.0])
     rows, advantages = resolve("cppo", keep=rule, group_size=4).keep_completions(
         a_rollout(torch.zeros(2, 4)), A
     )

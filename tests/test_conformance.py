@@ -331,7 +331,7 @@ def test_a_function_that_hangs_is_stopped_and_the_next_one_is_checked(here, monk
     ("prune = lambda a, k: cppo.prune(a, k).flip(1)", 3),  # ≈, and `allowed` was not asked for
     ("keep_count = lambda G, P: G - int(G * P)", 4),  # △
     ("keep_count = lambda G, P: G - int(G * P); kl_k1 = torch.sub; kl_k2 = lambda p, q: q - p", 1),
-    ("def step(*world): pass", 1), ("grpoloss = print", 2),
+    ("grpoloss = print", 2),
     ("prune = lambda a, k: cppo.prune(a, k).flip(1); kl_k1 = torch.sub; kl_k2 = torch.add", 2),
     ("prune = cppo.prune; kl_k1 = torch.sub; kl_k2 = lambda p, q: q - p", 1),
 ])

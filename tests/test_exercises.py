@@ -1,18 +1,14 @@
-"""The exercises: make.py and --solutions test each function alone, and a student's work is never
-lost; the cells of the notebooks judge a function by its tests."""
+"""The exercises: judge.py tests each function alone, and a student's work is never lost."""
 
 import ast
 import re
 import runpy
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from notebooks.exercises.judge import judge
+from notebooks.exercises.judge import judge, judge_file, verdict
 from notebooks.exercises.make import FILES, ROOT, TESTS, exercises, given, main, make
-from tests import conftest
-from tests.helpers.runs import python
 
 NAMES = {
     str(file): [function.name for function in exercises((ROOT / file).read_text())]
@@ -38,24 +34,6 @@ def fill(folder, file, name, line):
     """Put a line in place of a function's NotImplementedError."""
     text = (folder / file).read_text()
     (folder / file).write_text(re.sub(rf"raise .*write {name};.*", line, text))
-
-
-def run(*words):
-    """(the files of passed tests, those of failed ones, the output) of pytest."""
-    options = "-m pytest -p no:cacheprovider -q -rpfE --tb=line".split()
-    code, output = python(*options, *words)
-    passed, failed = (
-        re.findall(rf"^{word} \S*/test_(\w+)\.py::", output, re.MULTILINE)
-        for word in ("PASSED", "FAILED")
-    )
-    assert (code == 0) == (passed != [] and not failed)
-    return passed, failed, output
-
-
-def blank_ones(output):
-    """The functions that the output calls blank."""
-    lines = re.findall(r"^SKIPPED .*: not solved yet: (.*)", output, re.MULTILINE)
-    return {name for line in lines for name in line.split(", ")}
 
 
 # --- the files ---
@@ -84,50 +62,23 @@ def test_the_work_of_a_student_is_kept(tmp_path, capsys):
     assert mine.read_text() == "mine"
 
 
-def test_a_mistake_is_red_and_a_blank_function_is_left_out(tmp_path):
-    """Tests of what is no exercise, such as test_copying, are not run: they would count as a
-    student's success. `prune` is right in any order, and whichever of equal |A| it takes."""
+def test_each_function_is_judged_alone_and_a_blank_one_is_not_solved(tmp_path, capfd):
+    """`prune` is right in any order, and whichever of equal |A| it takes."""
     make(tmp_path)
-    write(tmp_path, "family/drgrpo.py", NAMES["family/drgrpo.py"])
     fill(tmp_path, "cppo.py", "prune", "return advantages.abs().topk(k).indices")
     fill(tmp_path, "cppo.py", "keep_count", "return int(group_size * (1 - pruning_rate))")
-    names = ("grpo_advantages", "cppo", "drgrpo", "copying")
-    files = [TESTS / f"test_{name}.py" for name in names]
-    passed, failed, output = run(*files, "--solutions", tmp_path)
-    assert set(passed) == {"cppo", "drgrpo"} and failed == ["cppo"]
-    blank = {"group_advantages", *NAMES["cppo.py"]} - {"prune", "keep_count"}
-    assert blank_ones(output) == blank
-
-    # one function alone, with the second part: all others are the project's
-    fill(tmp_path, "cppo.py", "prune_below", "return advantages.abs() >= threshold")
-    words = "--solutions", tmp_path, "-m", "ours or not ours", "--function", "prune_below"
-    passed, failed, output = run(TESTS / "test_cppo.py", *words)
-    assert passed and not failed and "SKIPPED" not in output
+    judge_file(tmp_path / "cppo.py", [])
+    said = dict(line.split(": ", 1) for line in capfd.readouterr().out.splitlines())
+    assert said.pop("prune") == "green" and "tests fail" in said.pop("keep_count")
+    assert said and set(said.values()) == {"not solved yet."}
+    assert said.keys() == {*NAMES["cppo.py"]} - {"prune", "keep_count"}
 
 
-def test_a_blank_folder_is_not_green(tmp_path):
-    make(tmp_path)
-    output = run(TESTS / "test_cppo.py", "--solutions", tmp_path)[2]
-    assert "not solved yet: write one of the functions first" in output
-
-
-@pytest.mark.parametrize("options, sentence", [
-    ({"solutions": "nowhere"}, "`python notebooks/exercises/make.py` makes them"),
-    ({"function": "prune"}, "--function needs --solutions"),
-])
-def test_options_without_files_are_told_in_one_sentence(options, sentence):
-    with pytest.raises(pytest.UsageError, match=sentence):
-        conftest.pytest_configure(SimpleNamespace(getoption=options.get))
-
-
-@pytest.mark.slow
-def test_every_function_has_a_test_about_it(tmp_path):
-    every = [test for tests in TESTED.values() for test in tests]
-    make(tmp_path)
-    write(tmp_path, "cppo.py", ["prune"])
-    passed, failed, output = run(*every, "--solutions", tmp_path)
-    assert passed and not failed
-    assert blank_ones(output) == {name for names in NAMES.values() for name in names} - {"prune"}
+@pytest.mark.parametrize("file", FILES, ids=str)
+def test_every_function_has_a_test_about_it(file):
+    """Another function in its place is red."""
+    for name in NAMES[str(file)]:
+        assert "tests fail" in verdict(lambda *_, **options: torch.tensor(7.0), name), name
 
 
 # --- the cells of the notebooks ---

@@ -440,13 +440,6 @@ def test_steps_of_uneven_length_lie_in_the_schedule_by_their_questions():
     assert schedule([(40, 399)], 99, 400, 4) == [1 - 0.125 / 100]
 
 
-def test_a_schedule_that_asks_fewer_questions_does_not_move_the_learning_rate_on():
-    """After a step of 64 of 128 questions each step asks one: the middles of the next steps. The
-    large step says nothing about them."""
-    found = schedule([(1 + done, 64 + done) for done in range(64)], 65, 128, 1)
-    assert found == [(64.5 + done) / 128 for done in range(64)]
-
-
 def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # with this seed every step has a signal, and so a loss

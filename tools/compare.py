@@ -1,8 +1,7 @@
-"""Compare runs or evaluations, or judge what another program has sampled.
+"""Compare runs or evaluations.
 
     python tools/compare.py runs/toy-cppo-1 runs/toy-grpo-1
     python tools/compare.py A/eval-gsm8k.jsonl B/eval-gsm8k.jsonl
-    python tools/compare.py completions.jsonl --judge math_accuracy
 
 Runs are named by their folders, and compared with the first one. A table shows their scores on the
 test questions, and the differences, question by question: the mean difference, its 95 % interval,
@@ -10,14 +9,10 @@ and the p of a paired permutation test. The picture compared.png shows their cur
 Runs that differ only in their seed are one line with a band.
 
 Files of answers that eval.py has written are compared in the same way, without a picture.
-
-One file is judged. Each of its lines holds question, answer, and either completion, a text, or
-completions, a list of texts. The scores are written beside it, into scored-completions.json.
 """
 
 import argparse
 import sys
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -25,59 +20,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base import files, progress
 from engine.base.errors import UserError
-from engine.data.rows import open_file
 from engine.run.checkpoint import has_finished
 from engine.run.command_line import run_program
 from engine.run.folder import ANSWERS, options_of
 from engine.run.metrics import AXES
-from engine.scoring.score import load_rewards, reward_columns, score
-from eval import answer_of, judged, key_of, read_answers, report
-from scores import group_by_question, mean_value, paired, summarize
-
-# --- one file of completions ---
-
-
-def judge_file(path, judge, columns, output_dir):
-    """Judge the completions of a file, print their scores, and write them into a folder."""
-    [reward] = load_rewards([judge], option="--judge")
-    records, rows = read_completions(path, columns)
-    texts = [record["completion"] for record in records]
-    scores, _ = score([reward], texts, reward_columns(rows))
-    for record, value in zip(records, scores[reward.name].tolist()):
-        record.update(judged(reward.function, value))
-    summary = summarize(records, partial(answer_of, reward.name), key_of(records))
-    report("sampled", summary)
-    folder = Path(output_dir or Path(path).parent)
-    scored = folder / f"scored-{Path(path).stem}.json"
-    content = {"from_file": path, "judge": judge, "sampled": summary}
-    with files.writing_into(folder):
-        files.write(scored, files.as_json(content, indent=2))
-    print(f"judged by {judge}; written: {scored}")
-
-
-def read_completions(path, columns):
-    """(a record of each completion of a file, the columns of its question)."""
-    records, rows = [], []
-    numbers = {}  # {question: its number}
-    data = open_file(path, reserved=["prompt"], columns=columns)
-    for line in range(len(data)):
-        try:
-            row = data[line]
-        except ValueError as error:
-            raise UserError(f"{path}, question {line + 1}: {error}. Correct this row, or leave it "
-                            "out. To compare two files of answers, name both.") from None
-        single, several = row.pop("completion", None), row.pop("completions", None)
-        completions = several or [single]
-        one_list = isinstance(completions, list) and not (single and several)
-        if not one_list or not all(isinstance(text, str) for text in completions):
-            raise UserError(f"{path}, question {line + 1}: each line needs either 'completion', a "
-                            "text, or 'completions', a list of texts.")
-        number = numbers.setdefault(row["question"], len(numbers))
-        for text in completions:
-            records.append({"index": number, "completion": text})
-            rows.append(row)
-    return records, rows
-
+from eval import key_of, read_answers
+from scores import group_by_question, mean_value, paired
 
 # --- files of answers ---
 
@@ -207,53 +155,32 @@ def main(argv):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "paths", nargs="+", metavar="PATH",
-        help="folders of runs, or files of answers, to compare them; or one file of "
-        "completions, to judge them")
+        help="folders of runs, or files of answers that eval.py has written")
     parser.add_argument(
         "--x", choices=AXES, help="what stands below the curves of runs (default: seconds)")
     parser.add_argument(
-        "--judge", metavar="REWARD",
-        help="the reward by which a completion is right, above 0, as in train.py's --rewards "
-        "(default: gsm8k_accuracy)")
-    parser.add_argument(
-        "--columns", nargs="+", metavar="X",
-        help="question=NAME answer=NAME, or one of the two, of one file: as in train.py")
-    parser.add_argument(
         "--output_dir", metavar="FOLDER",
-        help="where the scores of one file go (default: the folder of the file), or the picture of "
-        "runs (default: the folder that holds the first run)")
+        help="where the picture of runs goes (default: the folder that holds the first run)")
     options = parser.parse_intermixed_args(argv)
     paths = options.paths
-    refuse_what_does_not_fit(options, runs=any(Path(path).is_dir() for path in paths))
+    refuse_what_does_not_fit(paths)
     if Path(paths[0]).is_dir():
         return compare_runs(paths, options.x or "seconds", options.output_dir)
-    if len(paths) > 1:
-        for path in paths:
-            setting, _ = read_answers(path)
-            print(f"{path}: {setting['model']}")
-        return compare_answers({path: path for path in paths})
-    judge = options.judge or "gsm8k_accuracy"
-    return judge_file(paths[0], judge, options.columns, options.output_dir)
+    for path in paths:
+        setting, _ = read_answers(path)
+        print(f"{path}: {setting['model']}")
+    return compare_answers({path: path for path in paths})
 
 
-def refuse_what_does_not_fit(options, runs):
-    """Refuse paths and options that have no meaning together. runs: whether a path is a folder."""
-    paths = options.paths
+def refuse_what_does_not_fit(paths):
+    """Refuse what cannot be compared."""
     for path in paths:
         if not Path(path).exists():
-            raise UserError(f"{path} does not exist: name the folders of two runs; or a .jsonl "
-                            "file of question, answer, and completion or completions; or two files "
-                            "of answers.")
-    if runs and (len(paths) == 1 or not all(Path(path).is_dir() for path in paths)):
-        raise UserError("a folder of a run is compared with those of other runs: name two folders "
-                        "or more, and no files.")
-    single = len(paths) == 1
-    used = {"x": runs, "judge": single, "columns": single, "output_dir": single or runs}
-    for option, is_used in used.items():
-        if getattr(options, option) and not is_used:
-            raise UserError(
-                f"--{option} has no effect here: --x is for runs, --judge and --columns are for "
-                "one file of completions, --output_dir is for both. Leave it out.")
+            raise UserError(f"{path} does not exist: name the folders of two runs, or two files of "
+                            "answers.")
+    if len(paths) == 1 or len({Path(path).is_dir() for path in paths}) > 1:
+        raise UserError("one thing is compared with others of its kind: name two folders of runs "
+                        "or more, or two files of answers or more.")
 
 
 if __name__ == "__main__":

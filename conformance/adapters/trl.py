@@ -12,26 +12,17 @@ weights, because no loss reads it.
 Left out: the KL and the clip, which are lines of the loss; the weights of the tokens, one formula
 per loss_type; GAE and the critic, because TRL 1.16 has no PPO.
 
-`step` runs GRPOTrainer.train with a model of transformers that has the probe's table, in micro-
-batches of 4, with two updates. Its temperature is the probe's. Its KL is off, because the trainer
-would load the reference from a hub.
-
 The options are those of the papers. DEFAULTS=1 in front of the command takes TRL's own: its loss
-is then "dapo", with a clip range of 0.2 on both sides and no KL. So is that of `step`.
+is then "dapo", with a clip range of 0.2 on both sides and no KL.
 """
 
 import os
-import tempfile
 from collections import defaultdict
 from functools import partial
 from unittest.mock import MagicMock
 
 import torch
-from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
-from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 from trl.rewards import get_soft_overlong_punishment
 from trl.trainer.utils import _ChunkedLogProbFunction
 
@@ -142,61 +133,3 @@ def truncated_importance_weights(old_logp, sampled_logp, mask, *, cap):
         _get_per_token_logps_and_entropies=lambda *_, **__: (old, None, None))
     padding = mask.shape[1] - max(lengths)
     return torch.nn.functional.pad(out["importance_sampling_ratio"], (0, padding), value=1.0)
-
-
-class Backbone(torch.nn.Module):
-    def __init__(self, policy):
-        super().__init__()
-        self.policy = policy
-
-    def forward(self, input_ids, **_):
-        return BaseModelOutput(last_hidden_state=self.policy.states(input_ids))
-
-
-class Table(PreTrainedModel, GenerationMixin):
-    config_class, base_model_prefix = PreTrainedConfig, "backbone"
-
-    def __init__(self, policy, sampler):
-        super().__init__(PreTrainedConfig(vocab_size=8, eos_token_id=1, pad_token_id=0))
-        self.backbone, self.sampler = Backbone(policy), sampler
-        self.post_init()
-
-    def _init_weights(self, module):
-        pass
-
-    def get_output_embeddings(self):
-        return self.backbone.policy.head
-
-    def forward(self, input_ids, **_):
-        return CausalLMOutput(logits=self.backbone.policy(input_ids))
-
-    def generate(self, input_ids, generation_config, **_):
-        return self.sampler.extend(input_ids, generation_config.temperature)
-
-
-def tokenizer_of_digits():
-    words = Tokenizer(models.WordLevel({f"{i}": i for i in range(8)}, unk_token="0"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="1", pad_token="0")
-
-
-def step(policy, questions, sampler, reward):
-    text = lambda tokens: " ".join(map(str, tokens))
-    tokens = lambda text: [*map(int, text.split())]
-
-    def rewarded(prompts, completions, **_):
-        return [reward(tokens(p), tokens(c)) for p, c in zip(prompts, completions)]
-
-    with tempfile.TemporaryDirectory() as folder:
-        options = GRPOConfig(
-            folder, use_cpu=True, bf16=False, report_to="none", save_strategy="no",
-            disable_tqdm=True, lr_scheduler_type="constant", shuffle_dataset=False,
-            loss_type="dapo" if "DEFAULTS" in os.environ else "grpo",
-            per_device_train_batch_size=4, gradient_accumulation_steps=3, max_steps=2,
-            num_iterations=2, num_generations=sampler.group_size, gradient_checkpointing=False,
-            temperature=sampler.temperature, max_completion_length=sampler.longest)
-        trainer = GRPOTrainer(
-            Table(policy, sampler), rewarded, options, processing_class=tokenizer_of_digits(),
-            train_dataset=Dataset.from_dict({"prompt": [*map(text, questions)]}),
-            optimizers=(policy.optimizer, None))
-        trainer.train()

@@ -62,19 +62,18 @@ def read_rows(name, split="train", limit=None, model=None, columns=None):
 class Rows(Sequence):
     """The rows of a data set of the library `datasets`, which keeps them on the disk.
 
-    columns: the names of question and answer; a.b: the field b of the column a. reserved: columns
-    that a row does not keep. To take a row whose question or answer is missing, empty, or no text
-    raises ValueError.
+    columns: the names of question and answer; a.b: the field b of the column a. To take a row whose
+    question or answer is missing, empty, or no text raises ValueError.
     """
 
-    def __init__(self, dataset, columns, reserved=RESERVED):
-        self.dataset, self.columns, self.reserved = dataset, columns, reserved
+    def __init__(self, dataset, columns):
+        self.dataset, self.columns = dataset, columns
         self.flat = dataset.flatten()  # the field b of the column a is its column a.b
         self.fingerprint = dataset._fingerprint
 
     def select(self, numbers):
         """The rows with these numbers."""
-        chosen = Rows(self.dataset.select(numbers), self.columns, self.reserved)
+        chosen = Rows(self.dataset.select(numbers), self.columns)
         chosen.fingerprint = self.fingerprint  # of all rows
         return chosen
 
@@ -83,7 +82,7 @@ class Rows(Sequence):
 
     def __getitem__(self, i):
         raw, flat = self.dataset[i], self.flat[i]
-        row = {name: value for name, value in raw.items() if name not in self.reserved}
+        row = {name: value for name, value in raw.items() if name not in RESERVED}
         question, answer = map(flat.get, self.columns)
         label = self.flat.features[self.columns[1]]
         if hasattr(label, "int2str") and answer is not None:  # a ClassLabel keeps a number
@@ -181,9 +180,9 @@ def plain(value):
 # --- where rows come from ---
 
 
-def open_file(name, split="train", reserved=RESERVED, columns=None):
-    """The Rows of a local file, of a folder, or of a data set of the hub. reserved: columns that a
-    row does not keep. columns: the words of --columns."""
+def open_file(name, split="train", columns=None):
+    """The Rows of a local file, of a folder, or of a data set of the hub. columns: the words of
+    --columns."""
     refuse_unknown(name)
     named, path, kind = named_columns(columns), Path(name), format_of(name)
     if not path.is_file():
@@ -193,7 +192,7 @@ def open_file(name, split="train", reserved=RESERVED, columns=None):
         raise UserError(f"{name} is empty: it must hold questions.")
     options = {"keep_default_na": False} if kind == "csv" else {}
     dataset = load(name, kind, data_files=name, split="train", **options)
-    rows = Rows(dataset, find_columns(dataset, name, named), reserved)
+    rows = Rows(dataset, find_columns(dataset, name, named))
     with path.open("rb") as file:
         # the same content elsewhere is the same data set
         rows.fingerprint = hashlib.file_digest(file, "sha256").hexdigest()

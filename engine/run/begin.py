@@ -3,12 +3,12 @@
 from functools import partial
 from pathlib import Path
 
-from engine.base import files, progress, ranks
+from engine.base import progress, ranks
 from engine.base.errors import UserError
 from engine.data.questions import hold_out, names_others, questions_of_run
 from engine.model.networks import build
 from engine.run import checkpoint
-from engine.run.hooks import load_hooks
+from engine.run.hooks import load_metrics
 from engine.run.plan import choose_micro_batch_tokens
 from engine.run.state import Run, State, model_of
 from engine.scoring.gold_answers import notes_on_gold_answers, right_alone
@@ -50,26 +50,10 @@ def begin(config, algorithm, device, rows):
     tokens, of_tokens = choose_micro_batch_tokens(config.options, device)
     run = Run(
         config, algorithm, state, questions, test, to_choose, networks, reward_functions, is_right,
-        load_hooks(config.run.hooks), tokens)
-    run.follow_schedule()
+        load_metrics(config.run.hooks), tokens)
     refuse_nothing_to_do(run)
-    if saved:
-        notes += note_on_learning_rate(run)
     of_answers = notes_on_gold_answers(reward_functions, questions, run.numbers_ahead())
     return run, notes + of_questions + of_tokens + of_answers
-
-
-def note_on_learning_rate(run):
-    """[a sentence], if the learning rate rises although it has begun to fall."""
-    options = run.config.update
-    following = run.learning_rate(options.lr)
-    for row in files.read(Path(run.config.run.output_dir, "metrics.jsonl")):
-        last = row["lr"]
-        if row["step"] == run.state.step and last < following and run.progress >= options.warmup:
-            return [f"the learning rate rises from {last:.2g} to {following:.2g}, because it is "
-                    "lowest at the end of a run, and the run is longer now. Lower --lr if you do "
-                    "not want that."]
-    return []
 
 
 def refuse_nothing_to_do(run):

@@ -1,13 +1,18 @@
 """Checks before any work: options that do not fit each other or the machine are refused."""
 
 import os
+import traceback
+from types import SimpleNamespace
 
+import torch
+
+import algorithms
 from algorithms import ALGORITHMS, FILTER, KEEP, OVER_KEPT, Row, rule_name
-from engine.base.errors import UserError
+from engine.base.errors import UserError, one_line
 from engine.data.rows import check_columns, check_dataset
 from engine.model.folders import adapters_in, resolve_model
 from engine.model.networks import sampler_class
-from engine.run.hooks import load_hooks
+from engine.run.hooks import load_metrics
 from engine.scoring.score import load_rewards
 from tasks.table import TASKS, base_model, task_of
 
@@ -33,7 +38,7 @@ def check_options(o):
                             "leave out --eval_dataset.")
     check_columns(o.columns, names)
     load_rewards(o.rewards)
-    load_hooks(o.hooks)
+    load_metrics(o.hooks)
     # the plan needs only its config.json
     adapters = adapters_in(resolve_model(o.model)) if o.model != "toy" and o.plan is None else None
     if adapters and adapters["r"] != o.lora:
@@ -69,6 +74,23 @@ def check_algorithm(o):
     if o.group_size < most:
         raise UserError(f"{name} keeps up to {most} completions of a question: --group_size "
                         f"{o.group_size} is too small.")
+
+
+def try_rule(algorithm, name):
+    """Call a rule or a metric of the user's own on made-up completions: what does not fit is
+    refused before any work. An error of its own may only say that these lack what a run has."""
+    shape = algorithm.questions_per_step, algorithm.group_size
+    A = torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 4 - 2
+    made_up = SimpleNamespace(step=0, seed=0, total=A, rewards=A[None], trainable=A > -3,
+                              lengths=torch.ones(shape).long())
+    try:
+        algorithms.kept_rows(algorithm.keep, made_up, A, algorithm.k)
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        if last.filename == algorithms.__file__ and not isinstance(error, AttributeError):
+            raise UserError(f"--keep {name} does not fit {algorithm.name}: {one_line(error)}. A "
+                            "rule takes (rollout, advantages, k) and returns rows or a mask; "
+                            "GFPO's metric takes the rollout and returns numbers (Q, G).") from None
 
 
 # --- what is allowed, and worth a note ---

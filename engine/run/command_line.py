@@ -8,7 +8,6 @@ import re
 import shlex
 import sys
 import time
-from collections import Counter
 from dataclasses import field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -179,17 +178,6 @@ def read(parser, words, source=""):
     return vars(values)
 
 
-def given_twice(argv):
-    """Sentences about options that a command line gives more than once."""
-    return [f"{name} is given more than once: the last one counts." for name in repeated(argv)]
-
-
-def repeated(words):
-    """The options that are among the words more than once."""
-    times = Counter(word.partition("=")[0] for word in words)
-    return [name for name in times if name.startswith("--") and times[name] > 1]
-
-
 def hint(parser, word):
     """A word that is no option, or has none before it, and what to say about it."""
     options = [action.dest for action in parser._actions]
@@ -215,16 +203,13 @@ def hint(parser, word):
 def words_of(recipe):
     """The lines of a YAML file as words of a command line, so that one parser checks both."""
     try:
-        text = Path(recipe).read_text(encoding="utf-8")
-        values, root = yaml.safe_load(text), yaml.compose(text)
+        values = yaml.safe_load(Path(recipe).read_text(encoding="utf-8"))
     # ValueError: no UTF-8; 5,000 digits
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"the recipe {recipe} cannot be read as YAML: {one_line(error)}") from None
     if not isinstance(values, dict) or "recipe" in values:
         raise UserError(f"the recipe {recipe} must hold lines of the form 'option: value', without "
                         "another recipe.")
-    for name in repeated(f"--{key.value}" for key, _ in root.value):
-        raise UserError(f"the recipe {recipe} gives {name} more than once: keep one of its lines.")
     return words_from(values)
 
 

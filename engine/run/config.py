@@ -11,21 +11,20 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from algorithms import ALGORITHMS, FILTER, KEEP, resolve, rule_name, usual_pruning_rate
+from algorithms import (
+    ALGORITHMS,
+    FILTER,
+    KEEP,
+    keep_smallest,
+    resolve,
+    rule_name,
+    usual_pruning_rate,
+)
 from engine.base import ranks
 from engine.base.errors import UserError, unknown
 from engine.base.files import known_or_own
-from engine.run import checks, folder, own
-from engine.run.command_line import (
-    command,
-    compose,
-    flat,
-    given,
-    given_twice,
-    parser_of,
-    read,
-    words_from,
-)
+from engine.run import checks, folder
+from engine.run.command_line import command, compose, flat, given
 from engine.run.options import (
     ALGORITHM_OPTIONS,
     ROW_FIELDS,
@@ -39,10 +38,9 @@ from engine.run.options import (
 )
 from tasks.table import task_of
 
-# what two runs do not share that are compared: how they prune, and where they are
+COMPARED = {"cppo": "grpo", "grpo": "cppo"}
+# what these two runs do not share: how they prune, and where they are
 NOT_COMPARED = ("algorithm", "keep", "pruning_rate", "allocation", "output_dir", "resume", "recipe")
-# what changes the time of both runs alike, or not at all
-SAME_PACE = {"seed", "epochs", "output_dir", "resume", "recipe"}
 # what an accuracy depends on: accuracies that were measured with others cannot be compared
 MEASURED_WITH = ("eval_dataset", "eval_questions", "rewards", "max_new_tokens", "stop",
                  "system_prompt", "chat_template_kwargs")
@@ -104,17 +102,15 @@ def algorithm_of(options):
     if keep == rule_name(row.keep):
         keep = None  # it is the row's own rule, which may be a function
     elif keep not in KEEP:
-        function = known_or_own(keep, KEEP, "rule", "--keep")
-        # GFPO keeps the smallest of a metric, others ask a rule
-        made_of = own.own_filter if row.keep == FILTER else own.own_rule
-        keep = made_of(function, f"--keep {keep}")
+        keep = known_or_own(keep, KEEP, "rule", "--keep")
+        if row.keep == FILTER:  # GFPO keeps the smallest of a metric, others ask a rule
+            keep = partial(keep_smallest, metric=keep)
     checks.check_algorithm(options)
     others = {name: getattr(options, name) for name in ALGORITHM_OPTIONS - {"keep"}}
     try:
         algorithm = resolve(options.algorithm, keep=keep, **others)
     except AssertionError as error:  # of keep_count
         raise UserError(f"{error}: lower --pruning_rate.") from None
-    algorithm = own.checked(algorithm)
     if algorithm.over_all_devices:
         gathered = partial(ranks.over_all_groups, algorithm.advantages)
         algorithm = replace(algorithm, advantages=gathered, over_all_devices=False)
@@ -122,19 +118,6 @@ def algorithm_of(options):
         raise UserError(f"{options.keep} keeps 1 completion of a question, which has nothing to be "
                         "compared with: lower --pruning_rate.")
     return algorithm
-
-
-def algorithm_with(config, changed):
-    """The Algorithm of a run whose schedule changes some options. changed: {option: value}."""
-    others = sorted(changed.keys() - ALGORITHM_OPTIONS)
-    if others:
-        raise UserError(f"a schedule cannot change {', '.join(others)}: it can change "
-                        f"{', '.join(sorted(ALGORITHM_OPTIONS))}.")
-    if changed.get("beta") and not (config.row.beta or config.run.stop_kl):
-        raise UserError("a schedule cannot raise beta above 0 in a run that has no reference: "
-                        "start the run with a --beta above 0.")
-    values = read(parser_of(Config), words_from(changed), "the schedule: ")
-    return algorithm_of(SimpleNamespace(**flat(config) | values))
 
 
 def config_of(chosen):
@@ -149,41 +132,21 @@ def config_of(chosen):
 
 
 def compared(config):
-    """Lines: the command of the run with which this one is compared, and how long that one takes,
-    if this is known. [] if the other run refuses an option of this one."""
-    options, chosen = flat(config), counterpart(config.row)
-    algorithms = {config.row.algorithm, chosen["algorithm"]}
-    chosen["dataset"] = options["dataset"]
-    # with --steps, --epochs has no usual value
-    usual = layers({name: options[name] for name in ("algorithm", "dataset", "steps")})
-    usual["steps"] = None
-    changed = {name: x for name, x in options.items() if x not in (None, usual[name])}
-    chosen |= {name: x for name, x in changed.items() if name not in NOT_COMPARED}
+    """The command of the same run with GRPO in place of CPPO, or the other way round. None for
+    another algorithm, or if the other one refuses an option of this run."""
+    options = flat(config)
+    if options["algorithm"] not in COMPARED:
+        return None
+    chosen = {"algorithm": COMPARED[options["algorithm"]]}
+    chosen |= {name: options[name] for name in ("dataset", "steps") if options[name]}
+    usual = layers(chosen)
+    chosen |= {name: x for name, x in options.items() if x not in (None, usual[name])
+               and name not in NOT_COMPARED}
     try:
         config_of(chosen)
     except UserError:
-        return []
-    lines = [command(chosen)]
-    times = task_of(config.data.dataset).grpo_takes
-    if times and algorithms == {"cppo", "grpo"} and changed.keys() <= SAME_PACE:
-        lines.append(f"GRPO takes about {times:g} times as long as CPPO.")
-    return lines
-
-
-def counterpart(row):
-    """{option: value} of the run with which a run of these RowOptions is compared. It has the same
-    loss and does not prune. If this run does not prune, the other one prunes as usual; algorithms
-    without pruning are compared with GRPO."""
-    name, of_row = row.algorithm, ALGORITHMS[row.algorithm]
-    if name == "cppo" and row.pruning_rate:  # GRPO has the same loss
-        return {"algorithm": "grpo"}
-    if of_row.ks:
-        return {"algorithm": "gfpo", "pruning_rate": 0.0}
-    if row.pruning_rate:
-        return {"algorithm": name, "pruning_rate": 0.0}
-    if of_row.pruning_rate:
-        return {"algorithm": name}
-    return {"algorithm": "cppo" if name == "grpo" else "grpo"}
+        return None
+    return command(chosen)
 
 
 # --- a new run, or one that goes on ---
@@ -198,13 +161,13 @@ def open_run(argv):
     config, algorithm = config_of(chosen)
     o = config.options
     if o.keep not in KEEP:
-        own.try_rule(algorithm)
+        checks.try_rule(algorithm, o.keep)
     if o.shard == "full" and o.plan is None and "WORLD_SIZE" not in os.environ:
         raise UserError("--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with "
                         "the number of your GPUs. On one device: --shard none, also to resume.")
     if o.output_dir and not o.resume and o.plan is None and not o.check_rewards:
         folder.refuse_used(o.output_dir)
-    return config, algorithm, given_twice(argv) + checks.notes_on_options(o, algorithm)
+    return config, algorithm, checks.notes_on_options(o, algorithm)
 
 
 def saved_options(chosen):

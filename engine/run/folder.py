@@ -21,7 +21,6 @@ from engine.base.errors import UserError
 from engine.data.questions import hold_out, names_others
 from engine.data.rows import read_rows, same_rows
 from engine.model.folders import checkpoints, resolve_model
-from engine.run.checkpoint import SUMMARY
 from engine.run.command_line import flat
 from engine.scoring.score import judged_alike
 from tasks.table import TASKS
@@ -88,27 +87,6 @@ def as_in_the_run(chosen):
     return options | chosen
 
 
-def earlier_run(run_dir):
-    """The newest other finished run, in the folder that holds this one, with the same questions for
-    training and for the test; None if there is none."""
-    run_dir = Path(run_dir)
-    own, found = questions_of(run_dir), []
-    for path in run_dir.parent.glob(f"*/{SUMMARY}"):
-        if path.parent != run_dir and questions_of(path.parent) == own:
-            found.append(path)
-    return max(found, key=os.path.getmtime).parent if found else None
-
-
-def questions_of(run_dir):
-    """Fingerprints of the questions of a finished run, those of the training and those of the test.
-    None if something cannot be read."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        options_of(run_dir)  # else it is no run
-        trained = json.loads(Path(run_dir, SUMMARY).read_text(encoding="utf-8"))["data"]
-        answers = files.read(Path(run_dir, ANSWERS))
-        return trained, answers[0]["setting"]["data"] if answers else None
-
-
 def rows_for_eval(name, config):
     """(the rows of a benchmark, what the run of the model did with them, in words). config: that of
     eval.py.
@@ -121,7 +99,7 @@ def rows_for_eval(name, config):
         return read_rows(name, "test", most, config.model, config.columns), ""
     rows = read_rows(name, "test", None, config.model, config.columns)
     state = json.loads(Path(resolve_model(config.model), "state.json").read_text(encoding="utf-8"))
-    asked = len({number for number, _ in state["past"]}) or min(state["position"], len(rows))
+    asked = min(state["position"], len(rows))
     words = f" (the run was trained on {asked} of {len(rows)})"
     if run["eval_every"] and not names_others(SimpleNamespace(**run)):
         rows, words = hold_out(rows, run["seed"])[1], ", held out of the training"

@@ -10,7 +10,7 @@ from engine.data.questions import fingerprint
 from engine.data.rows import same_rows
 from engine.run import checkpoint
 from engine.run.config import compared
-from engine.run.folder import ANSWERS, earlier_run
+from engine.run.folder import ANSWERS
 from engine.run.metrics import COUNTS, first_group, mean, phase_totals
 from tasks.table import task_of
 
@@ -139,8 +139,6 @@ def announce(config, run, notes):
         progress.note(f"Before and after the run {len(run.test)} {kind_of_test(config.data)} get "
                       f"a greedy and a sampled answer, as many completions as {steps:.1f} steps. "
                       "--eval_questions changes this; 0: none.")
-    if run.hooks.schedule:
-        progress.note(f"the schedule in {run.hooks.path} changes this during the run.")
 
 
 def show_step(bar, run, metrics):
@@ -243,8 +241,6 @@ def report(summary, config):
         print(f"best      {folder}/{checkpoint.BEST}: step {step}, greedy {name} {value:.3f}, "
               f"chosen on {summary['chosen_on']}")
     print(f"look      {folder}/curves.png")
-    if earlier := earlier_run(folder):
-        print("compare  ", shlex.join(["python", "tools/compare.py", str(earlier), folder]))
-    elif lines := compared(config):
-        print("compare  ", "\n          ".join(lines))
+    if line := compared(config):
+        print(f"compare   {line}")
     print("evaluate ", shlex.join(["python", "eval.py", "--model", folder]))

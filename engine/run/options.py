@@ -160,8 +160,8 @@ class RunOptions:
 
     recipe: str | None = option(None, "a YAML file of options; the command line wins over the file")
     hooks: str | None = option(
-        None, "FILE.py with functions of your own that change a step: schedule, curriculum or "
-        "metrics (examples/my_schedule.py …)")
+        None, "FILE.py with a function metrics of your own, which is logged of each step "
+        "(examples/my_metrics.py)")
     output_dir: str | None = option(None, "folder of the run; else a new folder under runs/")
     resume: bool = option(
         False, "continue the run in --output_dir, from its newest checkpoint and with its options")

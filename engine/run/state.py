@@ -2,7 +2,6 @@
 
 import gc
 import math
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +14,8 @@ from engine.data.questions import Questions, numbers_of
 from engine.model.folders import resolve_model
 from engine.model.networks import Networks, build
 from engine.run import checkpoint
-from engine.run.config import Config, algorithm_with
+from engine.run.config import Config
 from engine.run.folder import keep_options
-from engine.run.hooks import Hooks
 from engine.scoring.score import Reward, is_grade, is_own
 from tasks.table import base_model
 
@@ -44,8 +42,7 @@ class State:
     skipped_in_a_row: int = 0
     recent_kl: list = field(default_factory=list)  # of the last WINDOW steps that made an update
     skipped_questions: int = 0  # that could not be asked
-    # (number of a question, its mean reward), each time that one was asked: for GFPO's adaptive k
-    # and for a curriculum
+    # the mean reward of each question that was asked, for GFPO's adaptive k
     past: list = field(default_factory=list)
     before: dict = field(default_factory=dict)  # the scores before training
     # of --eval_every: the step and its accuracy, or its mean reward
@@ -58,7 +55,7 @@ class Run:
     """A run between two steps. A step is made by train.train_step, the Run by begin.py."""
 
     config: Config
-    algorithm: Algorithm  # of the next step
+    algorithm: Algorithm
     state: State
     questions: Questions
     test: list[dict]  # the questions of the evaluation
@@ -66,9 +63,8 @@ class Run:
     networks: Networks
     reward_functions: list[Reward]
     is_right: Callable  # the reward that says whether a completion is right
-    hooks: Hooks
+    measure: Callable  # of hooks.py
     micro_batch_tokens: int  # on this device
-    own_numbers: list[int] = field(default_factory=list)  # of the questions of this step and device
     better: dict = field(default_factory=dict)  # than state.best: a model that is not saved yet
 
     @property
@@ -99,11 +95,6 @@ class Run:
         return max(self.state.step / most, self.state.position / self.total)
 
     @property
-    def mean_rewards(self):
-        """Of each question so far, if somebody looks at them."""
-        return [mean_reward for _, mean_reward in self.state.past]
-
-    @property
     def went_too_far(self):
         """Whether --stop_kl ends the run. The KL is that over all devices, so all agree."""
         most, kls = self.config.run.stop_kl, self.state.recent_kl
@@ -124,10 +115,11 @@ class Run:
             return None
         asked, start = [], self.state.position
         while len(asked) < count:
-            numbers = self.next_numbers(count - len(asked))
+            position = self.state.position
+            numbers = numbers_of(position, count - len(asked), len(self.questions), self.seed)
             self.state.position += len(numbers)
             questions = self.questions.ask(numbers)
-            asked += [(number, questions[number]) for number in numbers if number in questions]
+            asked += [questions[number] for number in numbers if number in questions]
             skipped = self.state.position - start - len(asked)
             if skipped > len(self.questions):
                 raise UserError("almost all questions that are asked next have prompts that are "
@@ -138,25 +130,10 @@ class Run:
                           "something is empty; the next one is asked instead. summary.json counts "
                           "them.")
         self.state.skipped_questions += skipped
-        share = ranks.share(asked)
-        self.own_numbers += [number for number, _ in share]
-        return [question for _, question in share]
-
-    def next_numbers(self, count):
-        """The numbers of the next `count` questions, over all devices."""
-        position = self.state.position
-        if not self.hooks.curriculum:
-            return numbers_of(position, count, len(self.questions), self.seed)
-        past = {}
-        for number, mean_reward in self.state.past:
-            past.setdefault(number, []).append(mean_reward)
-        for number in ranks.gather(self.own_numbers):
-            past.setdefault(number, [])
-        rng = random.Random(f"{self.seed} curriculum {position}")
-        return self.hooks.choose(self.questions, past, count, rng)
+        return ranks.share(asked)
 
     def numbers_ahead(self):
-        """The numbers of the questions that the run asks, if no curriculum chooses others."""
+        """The numbers of the questions that the run asks."""
         state, size = self.state, len(self.questions)
         of_steps = (self.steps - state.step) * self.per_step
         count = min(self.total - state.position, of_steps, size)
@@ -167,7 +144,7 @@ class Run:
 
         The run ends after its steps or its questions, whichever comes first. A step takes
         `per_step` questions. With dynamic sampling it may take more: as many as the earlier steps
-        took on average. (If a schedule lowers `per_step`, they took too many.)
+        took on average.
         """
         state = self.state
         # in units of `per_step` questions
@@ -189,10 +166,8 @@ class Run:
             state.recent_kl = [*state.recent_kl, of_step.metrics["kl"]][-WINDOW:]
         for skipped in of_step.skipped:
             state.skipped_in_a_row = state.skipped_in_a_row + 1 if skipped else 0
-        if self.algorithm.ks or self.hooks.curriculum:
-            mean_rewards = of_step.rollout.total.mean(1).tolist()
-            state.past += ranks.gather([*zip(self.own_numbers, mean_rewards)])
-        self.own_numbers.clear()
+        if self.algorithm.ks:
+            state.past += ranks.gather(of_step.rollout.total.mean(1).tolist())
 
     def look_at_rewards(self, of_step):
         """From the first value on that is no verdict nothing is called right or wrong."""
@@ -276,12 +251,6 @@ class Run:
             "--resume with a larger --stop_kl goes on from there.")
         progress.note(sentence)
         return sentence
-
-    def follow_schedule(self):
-        """Take the Algorithm of the next step, if a schedule changes it."""
-        if self.hooks.schedule:
-            changed = self.hooks.options_at(self.state.step + 1, self.progress)
-            self.algorithm = algorithm_with(self.config, changed)
 
 
 def model_of(config):

@@ -70,27 +70,19 @@ def load_rewards(words, option="--rewards"):
 
 
 def check_signature(name, function):
-    """Refuse a reward of the user's own that does not take all columns, or is async."""
+    """Refuse a reward of the user's own that does not take the completions and all columns by name,
+    or is async."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters
     except ValueError:  # some functions that are written in C do not say what they take
-        parameters = ()
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    if not takes_all or any(map(inspect.iscoroutinefunction, [function, function.__call__])):
-        raise UserError(f"{name} must take **columns, because it is given all columns of the data "
-                        "set by name, and must not be async: def reward(completions, **columns).")
-
-
-def call_by_name(function, completions, columns):
-    """function(completions=…, **columns): all by name, as TRL's trainers do. A first parameter with
-    a name of its own is the completions; a positional-only one gets what has its name."""
-    parameters = inspect.signature(function).parameters
-    first, *others = parameters.values()
-    named = {**columns, "completions": completions}
-    if first.kind <= first.POSITIONAL_OR_KEYWORD and "completions" not in parameters:
-        named.setdefault(first.name, completions)
-    by_position = [named.pop(p.name) for p in [first, *others] if p.kind == p.POSITIONAL_ONLY]
-    return function(*by_position, **named)
+        parameters = {}
+    kinds, kind = {p.kind for p in parameters.values()}, inspect.Parameter
+    by_name = "completions" in parameters or kinds <= {kind.VAR_POSITIONAL, kind.VAR_KEYWORD}
+    fits = by_name and kind.VAR_KEYWORD in kinds and kind.POSITIONAL_ONLY not in kinds
+    if not fits or any(map(inspect.iscoroutinefunction, [function, function.__call__])):
+        raise UserError(f"{name} must take completions and **columns, because it is given the "
+                        "texts and all columns of the data set by name, and must not be async: "
+                        "def reward(completions, **columns).")
 
 
 def accuracy_reward(reward_functions, dataset, eval_dataset):
@@ -159,7 +151,7 @@ def limited(function, seconds):
         signal.setitimer(signal.ITIMER_REAL, limit, 1.0)
         begin = time.perf_counter()
         try:
-            values = call_by_name(function, completions, columns)
+            values = function(completions=completions, **columns)
             each = max(each, 2 * (time.perf_counter() - begin) / max(1, len(completions)))
             return values
         finally:

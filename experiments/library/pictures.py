@@ -1,8 +1,8 @@
-"""Draws pages and pictures of reproduce.py, judge.py and learning.py again, from the stored
+"""Draws pages and pictures of reproduce.py, noise.py and learning.py again, from the stored
 results: nothing is trained.
 
     python experiments/library/pictures.py                           all of them, into runs/results
-    python experiments/library/pictures.py --names family judge      these
+    python experiments/library/pictures.py --names family table1     these
     python experiments/library/pictures.py --output experiments/results    over the stored ones
 """
 
@@ -14,13 +14,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
 
 from engine.run.command_line import option, parse, run_program
-from experiments import judge, learning, noise, reproduce
+from experiments import learning, noise, reproduce
 from experiments.library.study import RESULTS, draw
 
 STORED = Path(__file__).parents[1] / "results"
 STUDIES = {reproduce.stem_of(name): reproduce for name in reproduce.TABLES}
-STUDIES |= {
-    "judge": judge, "learning_careless": learning, "learning_cpu": learning, "noise": noise}
+STUDIES |= {"learning_careless": learning, "learning_cpu": learning, "noise": noise}
 
 
 @dataclass

@@ -191,18 +191,6 @@ def across(spreads):
     return [list(enumerate(values)) for values in zip(*(of["values"] for of in spreads))]
 
 
-def course(rows, output, titles):
-    """How metrics change: in the first step, then in each quarter of the run. titles: {metric:
-    title of its panel}"""
-    figure, axes = panels(len(titles), 4.4)
-    at = 0, 1 / 8, 3 / 8, 5 / 8, 7 / 8
-    for axis, (metric, title) in zip(axes, titles.items()):
-        values = {row["name"]: row["course"][metric] for row in rows}
-        lines = {name: [list(zip(at, of))] for name, of in values.items() if any(of)}
-        curves(axis, lines, named=axis is axes[-1], title=title, xlabel="share of the run")
-    save(figure, output, "first step, then the mean of each quarter; mean of the seeds")
-
-
 def time_to_accuracy(rows, output):
     """Accuracy on training questions, which are new to the policy, against time and against
     completions. The dots: when the seeds reach 0.85, in the median."""

@@ -131,7 +131,7 @@ def figures(folder):
         "no_signal": fmean(row["no_signal"] for row in metrics),
         "no_update": summary["no_signal_steps"] / summary["step"],
         "reached": reached[0],  # (seconds, completions) at the accuracy 0.85
-        "phases": phases, "curve": points, "course": course_of(metrics),
+        "phases": phases, "curve": points,
     }
 
 
@@ -153,18 +153,6 @@ def curve(metrics):
             mean = sum(q * a for q, a in window) / total
             rows.append((round(seconds, 3), completions, mean))
     return rows[:: math.ceil(len(rows) / 200)]
-
-
-COURSE = ("accuracy", "calls", "clip_fraction", "kl", "ratio_max")
-
-
-def course_of(metrics):
-    """{name: [value in the first step, mean in each quarter of the run]}, of a run of four steps or
-    more."""
-    names = [key for key in metrics[0] if key in COURSE or key.startswith("reward/")]
-    n = len(metrics)
-    parts = [metrics[:1]] + [metrics[n * i // 4 : n * (i + 1) // 4] for i in range(4)]
-    return {name: [mean_over(part, name) for part in parts] for name in names}
 
 
 def mean_over(rows, name):
@@ -209,11 +197,6 @@ def lines_of(rows, columns):
 def pivot(rows, columns):
     """A row for each setting. columns: see `lines_of`."""
     return markdown_table(lines_of(rows, columns))
-
-
-def turned(rows, form=".3f"):
-    """A column for each setting, and a row for each figure."""
-    return markdown_table(list(zip(*lines_of(rows, form))))
 
 
 def grid(corner, names, columns, show):

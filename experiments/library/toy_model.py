@@ -9,7 +9,6 @@ All three are shipped in tasks/, so that a figure means the same on every machin
 says how far its weights are from the shipped ones.
 """
 
-import hashlib
 import random
 import re
 import sys
@@ -246,22 +245,6 @@ def make(kind="base"):
 def save(folder, *parts):
     for part in parts:
         part.save_pretrained(folder)
-
-
-def made_once(kind):
-    """The folder of a base model that is not shipped. It is made on first use, and kept under
-    runs/.
-
-    The folder's name holds a fingerprint of the toy's two files: if one changes, a new base model
-    is made. kind: see `demonstration`.
-    """
-    sources = Path(toy.__file__).read_bytes() + Path(__file__).read_bytes()
-    folder = Path(f"runs/toy-{kind}-{hashlib.sha256(sources).hexdigest()[:8]}")
-    if not folder.exists():
-        unfinished = folder.with_suffix(".unfinished")
-        save(unfinished, *make(kind))
-        unfinished.rename(folder)
-    return str(folder)
 
 
 def furthest(folder, shipped):

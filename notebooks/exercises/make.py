@@ -1,25 +1,15 @@
 """Makes the exercises: the files of the paper and of the family, and the parts of a loop
 (seams.py), without the bodies of their functions.
 
-    python notebooks/exercises/make.py                                          # writes mine/
-    pytest tests/concepts/test_cppo.py -x --solutions notebooks/exercises/mine  # tests your cppo.py
-    pytest tests/concepts --solutions notebooks/exercises/mine                  # tests all of them
-    pytest tests/concepts --solutions notebooks/exercises/mine --function prune # tests one function
-    pytest tests/concepts --solutions notebooks/exercises/mine -m ours          # the second part
+    python notebooks/exercises/make.py                                     # writes mine/
+    python notebooks/exercises/judge.py notebooks/exercises/mine/cppo.py   # tests yours
 
 The signature, the docstring and a check of the arguments stay. Your code replaces
-`raise NotImplementedError(...)`. Your file replaces the project's file only in the tests of this
-file: test_cppo.py imports your cppo.py and the project's grpo.py. `-x` stops at the first failure.
-
-As long as a function is blank, the project's stands in its place, and the tests that speak of no
-other function are skipped: "not solved yet". With `--function` only this one is yours: the tests
-that speak of it are run, and all other functions are the project's.
-
-The cells of the notebooks need no file: judge.py runs the same tests there.
+`raise NotImplementedError(...)`. judge.py tests each function alone, and all others are the
+project's. It also judges the cells of the notebooks.
 
 The tests ask for what the papers say. They ask for no order of the kept completions and for no
-choice among equal ones, for example. The second part asks for what this project promises beyond
-it: its order, empty completions, whole numbers, the statistics of a loss. It is optional.
+choice among equal ones, for example.
 
 rewards.py is not an exercise: its private functions would give most answers away.
 """

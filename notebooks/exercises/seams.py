@@ -1,6 +1,6 @@
 """The parts of a training loop in which the pure functions meet a model: most mistakes are here.
 
-    pytest tests/concepts/test_seams.py -x --solutions notebooks/exercises/mine      # tests yours
+    python notebooks/exercises/judge.py notebooks/exercises/mine/notebooks/exercises/seams.py
 
 Prompts are padded on the left and completions on the right. So all completions begin at the same
 column, and they are the last T tokens of a row:

@@ -123,11 +123,33 @@ def test_a_sentence_says_what_to_write_instead(words, said, tmp_path, monkeypatc
         open_run(words.split())
 
 
-def test_of_an_option_that_is_given_twice_the_last_one_counts_and_this_is_noted():
-    config, _, notes = open_run("--beta 5 --lr 1 --group_size 8 --group_size=4".split())
-    [note] = notes
-    assert note.startswith("--group_size ") and "last one counts" in note
-    assert config.row.group_size == 4
+RULES = """
+def rows(rollout, advantages, k): return "rows"
+def nothing(rollout, advantages, k): pass
+def mask(rollout, advantages, k): return advantages.abs() > 1
+def level(rollout, advantages, k): return [row["level"] for row in rollout.questions]
+def fails(rollout, advantages, k): raise ValueError
+def short(rollout): return rollout.lengths
+def means(rollout): return rollout.total.mean(1, keepdim=True)
+"""
+
+
+@pytest.mark.parametrize("algorithm, name, said", [
+    ("cppo", "rows", "TypeError"), ("cppo", "nothing", "RuntimeError: .*NoneType"),
+    ("cppo", "short", "TypeError: .*takes 1 positional"),
+    ("gfpo", "mask", "TypeError: .*missing 2"), ("gfpo", "means", "a metric must be finite"),
+    ("cppo", "mask", None), ("gfpo", "short", None),
+    ("cppo", "level", None), ("cppo", "fails", None),  # it may need more than is made up
+])
+def test_a_rule_or_a_metric_of_ones_own_is_tried_before_any_work(algorithm, name, said, tmp_path):
+    (tmp_path / "mine.py").write_text(RULES)
+    words = ["--algorithm", algorithm, "--keep", f"{tmp_path}/mine.py:{name}"]
+    if not said:
+        assert open_run(words)
+        return
+    with pytest.raises(UserError, match=f"{name} does not fit {algorithm}: .*{said}") as error:
+        open_run(words)
+    assert "\n" not in str(error.value)
 
 
 def test_a_run_that_is_refused_after_its_model_is_loaded_leaves_no_empty_folder(

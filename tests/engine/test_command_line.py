@@ -77,7 +77,6 @@ def test_a_mistake_is_a_sentence_that_names_it(words, named):
     (b"step: 3", "steps"), (b"learning_rate: 1e-6", "is here --lr."), (b"7: 3", "--7"),
     (b"num_generations: 8", "`--help` lists"),  # this program has no --group_size
     (b"steps: [3", "YAML"), (b"\xff\xfe\x00", "YAML"), (b"- steps\n- 3", "option: value"),
-    (b"lr: 1\nsteps: 3\nsteps: 4", "gives --steps more than once"),
     (b"steps: 3\nrecipe: other.yaml", "without another recipe"),
     (b"lr:\n  peak: 1", "--lr: invalid float value: '{\"peak\": 1}'"),
 ])

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 OWN = '''
 import os
 
-def schedule(step, progress):
-    os.environ["STEP_OF_TEST"] = str(step)
+def metrics(step):
+    os.environ["STEP_OF_TEST"] = str(step.rollout.step + 1)
     return {}
 
 def verdict(completions, **columns):
@@ -39,11 +39,11 @@ WORDS = ("--questions_per_step 1 --group_size 4 --algorithm grpo --max_new_token
 @pytest.fixture
 def made(small, tmp_path, monkeypatch):
     """made(reward, folder="run") → the folder of a run with this reward."""
-    monkeypatch.setenv("STEP_OF_TEST", "0")
     own = tmp_path / "own.py"
     own.write_text(OWN)
 
     def make(reward, folder="run"):
+        monkeypatch.setenv("STEP_OF_TEST", "1")
         name = reward if reward.endswith("_accuracy") else f"{own}:{reward}"
         run(small, tmp_path / folder, f"{WORDS}{name} --hooks {own}")
         return tmp_path / folder
@@ -82,11 +82,12 @@ def test_best_begins_anew_and_a_resume_and_eval_know_it(made, tmp_path, monkeypa
     with pytest.MonkeyPatch.context() as stopping:
         stop_after(3, stopping)
         killed = made("later", "killed")
-    monkeypatch.setenv("STEP_OF_TEST", "0")  # run.json knows what was seen
+    monkeypatch.setenv("STEP_OF_TEST", "4")
     capsys.readouterr()
     go_on(killed)
     assert metrics_of(killed) == metrics_of(whole)
     printed = capsys.readouterr().out
+    # run.json knows what was seen
     assert "nothing is called" not in printed and "  steps  reward" in printed
     assert doctor.diagnosis(killed)[1]["accuracy"].count == 0
 

@@ -51,7 +51,7 @@ def test_mistakes_help_and_the_table_are_told_before_anything_slow_is_imported()
     assert done.returncode == 0, done.stderr[-2000:]
     lines = done.stdout.splitlines()
     assert lines[len(MISTAKES)].startswith("usage: ") and lines[-1] == "heavy: []"
-    assert "--benchmark" in done.stdout and "--judge REWARD" in done.stdout
+    assert "--benchmark" in done.stdout and "--output_dir FOLDER" in done.stdout
     assert "gspo_token" in done.stdout
 
 

@@ -85,8 +85,9 @@ def test_rewards_are_named_with_or_without_a_weight(mine):
     ("mine.py:long", "no function .long.: write mine.py:FUNCTION, .*.Length, short, picky"),
     ("format_reward format_reward:2", "format_reward:2"), ("own.py:overlong", "overlong"),
     ("missing.py:f", "missing.py.*nothing_of_that_name"),  # it cannot be imported
-    ("verl.py:f", r"must take \*\*columns"), ("verl.py:g", r"must take \*\*columns"),
-    ("verl.py:h", r"must take \*\*columns"), ("verl.py:waits", "must not be async"),
+    ("verl.py:f", r"and \*\*columns"), ("verl.py:g", r"and \*\*columns"),
+    ("verl.py:h", r"and \*\*columns"), ("verl.py:texts", "must take completions"),
+    ("verl.py:first", "must take completions"), ("verl.py:waits", "must not be async"),
 ])
 def test_a_reward_that_there_is_not_is_one_sentence(mine, words, named, monkeypatch):
     monkeypatch.chdir(Path(mine).parent)
@@ -95,7 +96,9 @@ def test_a_reward_that_there_is_not_is_one_sentence(mine, words, named, monkeypa
         "missing": "import nothing_of_that_name",
         "verl": "def f(data_source, solution_str, ground_truth): return 0.0\n"
         "g = type('G', (), {'__call__': lambda self, completions: [0.0]})()\nh = max\n"
-        "async def waits(completions, **columns): return [0.0]",
+        "async def waits(completions, **columns): return [0.0]\n"
+        "def texts(texts, **columns): return [0.0]\n"
+        "def first(completions, /, **columns): return [0.0]",
     }.items():
         Path(f"{name}.py").write_text(code)
     with pytest.raises(UserError, match=f"^--rewards[^\n]*{named}[^\n]*$"):
@@ -171,18 +174,16 @@ def test_a_reward_sees_all_columns_by_name_and_cannot_change_what_another_one_se
 
 @pytest.mark.parametrize("written", [
     "prompts, completions, **kwargs", "completions, **kwargs", "*, completions, **kwargs",
-    "prompts, completions, /, **kwargs", "completions, /, **kwargs", "*args, completions, **kwargs",
-    "answer, completions, prompts=None, **kwargs", "texts, **kwargs", "texts, /, answer, **kwargs",
-    "**kwargs", "scale=2, *, completions, **kwargs", "answer, **kwargs",
+    "*args, completions, **kwargs", "answer, completions, prompts=None, **kwargs", "**kwargs",
+    "scale=2, *, completions, **kwargs",
 ])
 def test_a_users_reward_takes_its_arguments_in_any_order(written, tmp_path):
     """The first form is the first one of TRL's documentation."""
-    texts = "texts" if "texts" in written else "known['completions']"
     (tmp_path / "mine.py").write_text(f"""
 def lens({written}):
     known = locals() | kwargs
     assert known["answer"] == ["3", "4"] and known["prompts"] == ["1", "2"]
-    return [len(text) for text in {texts}]
+    return [len(text) for text in known["completions"]]
 """)
     [reward] = load_rewards([f"{tmp_path}/mine.py:lens"])
     values, failures = score([reward], ["a", "bcd"], {"question": ["1", "2"], "answer": ["3", "4"]})

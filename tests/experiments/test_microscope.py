@@ -5,27 +5,21 @@ JavaScript computes with other settings is what the project's functions compute.
 import json
 import re
 from copy import deepcopy
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import allocate
 import cppo
 import grpo
 import nano
-import train
 from docs.step import build
-from engine.base import files
-from engine.base.errors import UserError
 from experiments import microscope
 from experiments.microscope import PAGE, completion_of, page_data, page_of
 from family import ppo
 from tests.helpers.live import close, needs_node, run_js
 from tests.helpers.training import completion_logprobs
 
-pytestmark = pytest.mark.usefixtures("undrawn")
 STEP = 3  # of nano.py; in its second update the clip acts on some tokens
 TOLERANCE = 0.1 if torch.cuda.is_available() else 2e-5  # on a GPU nano.py computes in bfloat16
 
@@ -150,37 +144,6 @@ def test_the_log_probabilities_are_those_of_each_model(seen, loaded):
         with torch.no_grad():
             right = completion_logprobs(own, [prompt], tokens, mask)[mask]
         assert values == pytest.approx(right.tolist(), abs=TOLERANCE)
-
-
-# --- a run of train.py ---
-
-
-def test_the_next_step_of_a_run_is_the_step_that_the_run_makes(tmp_path, monkeypatch):
-    """Bit for bit. The parts of the loss add up to the loss in the run's log."""
-    monkeypatch.chdir(tmp_path)
-    words = "--steps 2 --save_every 1 --eval_questions 4 --questions_per_step 2 --group_size 8"
-    words += " --minibatches 2 --lr 3e-3 --dtype float32 --output_dir run"
-    train.main(words.split())
-    before = {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")}
-    seen = microscope.step_of_run("run")  # after the last checkpoint but one
-    assert {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")} == before
-    weights = seen.model.state_dict()
-    for name, saved in load_file("run/checkpoint-000002/model.safetensors").items():
-        assert torch.equal(weights[name], saved), name
-    pages = [page_data(seen, number + 1) for number in range(len(seen.questions))]
-    losses = [update["loss"] for update in pages[0]["updates"]]
-    [_, last] = files.read("run/metrics.jsonl")
-    assert sum(losses) / len(losses) == pytest.approx(last["loss"], abs=2e-5)
-
-    microscope.main(["run"])
-    written = data_of(Path("step.html").read_text())
-    assert written in pages and written["step"] == 2
-    for words, reason in [
-        ("run --question 9", "must lie in 1 … 8, not 9"), ("run --step 3", "is for nano.py"),
-        (".", "holds no run of train.py"),
-    ]:
-        with pytest.raises(UserError, match=reason):
-            microscope.main(words.split())
 
 
 # --- the page ---

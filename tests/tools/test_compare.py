@@ -1,6 +1,5 @@
-"""Completions of another program are judged, two evaluations or several runs are compared."""
+"""Two evaluations, or several runs, are compared."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,29 +9,6 @@ from engine.run import curves
 from tests.helpers.runs import written
 from tests.test_eval import go
 from tools.compare import main
-
-
-def test_completions_of_another_program_are_scored(tmp_path, capsys):
-    answers = {"2": ["<answer>2</answer>", "<answer>3</answer>", "the answer is 2.0"],
-               "4": ["#### 5", "\\boxed{5}", "<answer>4</answer>"]}  # fmt: skip
-    many = [{"question": a, "answer": f"#### {a}", "completions": c} for a, c in answers.items()]
-    single = [{"question": a, "answer": a, "completion": x} for a, c in answers.items() for x in c]
-    right = {"accuracy": 0.5, "samples": 3, "questions": 2, "pass@2": 5 / 6, "maj@3": 0.5}
-    for rows in (many, single[::2] + single[1::2]):
-        main([str(written(tmp_path / "x.jsonl", rows))])
-        shown = capsys.readouterr().out
-        assert "  avg@3    0.500" in shown and "judged by gsm8k_accuracy" in shown
-        found = json.loads((tmp_path / "scored-x.json").read_text())["sampled"]
-        assert {name: found[name] for name in right} == pytest.approx(right)
-
-
-def test_a_majority_is_of_answers_that_are_right_and_not_of_spellings(tmp_path):
-    texts = ["\\boxed{(0,0)}", "\\boxed{(1,2)}", "\\boxed{(0,0)}", "\\boxed{(1, 2)}",
-             "\\boxed{\\left(1,2\\right)}"]
-    rows = [{"question": "1", "answer": "(1, 2)", "completions": texts}]
-    path = written(tmp_path / "x.jsonl", rows)
-    main([str(path), "--judge", "math_accuracy"])
-    assert json.loads((tmp_path / "scored-x.json").read_text())["sampled"]["maj@5"] == 1.0
 
 
 def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, capsys):
@@ -141,13 +117,8 @@ def test_a_run_without_answers_is_only_drawn_and_other_questions_are_refused(
 
 
 @pytest.mark.parametrize("words, content, message", [
-    ("a.jsonl", '{"question": "1", "answer": "1", "text": "3"}', "question 1: .* or 'completions'"),
     ("a.jsonl none", "", "none does not exist: name the folders of two runs"),
-    ("a.jsonl a.jsonl --judge toy_accuracy", "", "--judge has no effect"),
-    ("a.jsonl a.jsonl --columns answer=x", "", "--columns has no effect"),
-    ("a.jsonl a.jsonl --output_dir .", "", "--output_dir has no effect"),
-    ("a.jsonl --x seconds", "", "--x has no effect"),
-    (". a.jsonl", "", "name two folders or more"), (".", "", "name two folders or more"),
+    (". a.jsonl", "", "name two folders of runs or more"), (".", "", "name two folders of runs"),
     (". .", "", "no run with at least one step: .*eval-NAME.jsonl"),
     ("a.jsonl a.jsonl", "1", "a.jsonl is no file of answers .*: name another one"),
 ])
