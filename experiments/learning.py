@@ -3,7 +3,7 @@
     python experiments/learning.py                     on a GPU: about fifteen minutes, no hub
     python experiments/learning.py --size cpu          on a CPU: a smaller model, an hour or two
     python experiments/learning.py --size careless     the same; its bad answers are long, too
-    python experiments/learning.py --others            all eight methods
+    python experiments/learning.py --others            all ten methods
     python experiments/learning.py --part base         only the base model; then pilot, then runs
     python experiments/learning.py --model DIR         SmolLM2-135M-Instruct on `arithmetic`;
                                                        library/get_smollm2.py makes DIR
@@ -49,6 +49,7 @@ from experiments.library.train_for import reached, train_for
 from tasks import toy
 
 PLAN = ROOT / "experiments/results/learning_plan.md"
+HALF = f"{ROOT / 'experiments/library/rules.py'}:half_of_each_sign"
 G = 16
 # one update of 16 completions, as the plan says (the toy's own data set asks for two of 8)
 GRPO = {"algorithm": "grpo", "questions_per_step": 1, "minibatches": 1}
@@ -63,6 +64,9 @@ METHODS = {  # options of train.py
     "token mean, P=0.875": CPPO | {
         "pruning_rate": 0.875, "algorithm": "cppo_published", "keep": "largest_abs"},
     "GRPO, token mean": GRPO | {"algorithm": "cppo_published", "pruning_rate": 0.0},
+    "half of each sign, P=0.875": CPPO | {"pruning_rate": 0.875, "keep": HALF},
+    "half of each sign, token mean": CPPO | {
+        "pruning_rate": 0.875, "algorithm": "cppo_published", "keep": HALF},
 }
 BESIDE = "GRPO", "GRPO, 8 together", "random, P=0.875"  # with which each method is compared
 SHARES = (0, 0.125, 0.25, 0.5, 0.75, 1)  # of the time: when a run is evaluated
@@ -116,7 +120,7 @@ class Options:
         None, "none: gpu if there is one, else cpu; chat if a model is given",
         choices=tuple(SIZES))
     part: str = option("all", "what is made", choices=("base", "pilot", "runs", "all"))
-    others: bool = option(False, "all eight methods, not only those of the size")
+    others: bool = option(False, "all ten methods, not only those of the size")
     model: str | None = option(None, "folder of SmolLM2-135M-Instruct, or of another chat model")
     output: str = option(RESULTS, "folder of the page, of its figures and of its picture")
 

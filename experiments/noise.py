@@ -1,18 +1,16 @@
-"""A judge that errs: what it takes from PPO, GRPO and CPPO.
+"""Which kept completions survive a judge that errs: the largest |A|, half of each sign, or a draw.
 
-    python experiments/noise.py         75 runs, an hour on one core
+    python experiments/noise.py         about 300 runs, three hours on one core
 
-Writes noise.json, noise.md and noise.png. Finished runs are kept under runs/noise/: after an
-interruption the same command goes on. results/noise_plan.md says what is asked, what is run and
-what counts. docs/claims.md says what it shows.
+Writes pruned_baseline.json, .md and .png. results/pruned_baseline_plan.md was written before the
+first run. It says what is asked, what is run and what counts. Each finished run is a line of
+results/pruned_baseline_runs.jsonl. To continue after an interruption, also on another machine, run
+the same command again.
 """
 
 import sys
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from statistics import fmean
-from unittest import mock
 
 import torch
 
@@ -20,9 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base import files
 from engine.run.command_line import parse, run_program
-from engine.run.state import WINDOW
-from experiments.library.bench import heading, spread
-from experiments.library.plot import BAND, across, curves, panels, save
+from experiments.library.bench import heading, markdown_table
+from experiments.library.plot import colour, dots, panels, save
 from experiments.library.study import (
     Options,
     Study,
@@ -34,138 +31,226 @@ from experiments.library.study import (
     publish,
     rows_of,
 )
-from tasks.table import TASKS
 
-JUDGE = Path(__file__).parent / "library/noisy_judge.py"
-METHODS = {
+HERE = Path(__file__).parent
+RUNS = HERE / "results/pruned_baseline_runs.jsonl"
+JUDGE = HERE / "library/noisy_judge.py"
+HALF = f"{HERE / 'library/rules.py'}:half_of_each_sign"
+TOKEN_MEAN = {"algorithm": "cppo_published"}  # every token counts the same
+CPPO = {"algorithm": "cppo"}
+METHODS = {  # options of train.py
     "GRPO": {"algorithm": "grpo"},
-    "CPPO, P=0.875": {"algorithm": "cppo", "pruning_rate": 0.875, "allocation": False},
-    # added after the runs of the others: is it the choice?
-    "random, P=0.875": {"algorithm": "cppo", "pruning_rate": 0.875, "allocation": False,
-                        "keep": "random"},
-    "PPO": {"algorithm": "ppo"},
-    "PPO, slower critic": {"algorithm": "ppo"},
+    "CPPO": CPPO | {"keep": "largest_abs"},
+    "CPPO, token mean": TOKEN_MEAN | {"keep": "largest_abs"},
+    "half of each sign": CPPO | {"keep": HALF},
+    "half of each sign, token mean": TOKEN_MEAN | {"keep": HALF},
+    "unbiased": CPPO | {"keep": "unbiased"},
+    "random": CPPO | {"keep": "random"},
 }
-SLOWER = {"toy": replace(TASKS["toy"], critic_lr=3e-4)}  # in place of 1e-3
-JUDGES = {"0 %": "turned_0", "10 %": "turned_10", "20 %": "turned_20", "30 %": "turned_30",
-          "30 % of wrong answers": "false_right_30"}
-RATES = ("0 %", "10 %", "20 %", "30 %")  # both kinds of errors
-WRONG = {"of all": "own/wrong", "of the kept": "own/wrong_kept", "of Σ|A|": "own/wrong_weight"}
+PRUNING = [name for name in METHODS if name != "GRPO"]
+JUDGES = {
+    "no error": "turned_0",
+    "30 % of all": "turned_30",
+    "30 % of right ones": "false_wrong_30",
+    "30 % of wrong ones": "false_right_30",
+}
+GRADED = {"format, no error": "turned_0", "format, 30 % of all": "turned_30"}
+OF_GRADED = [name for name in PRUNING if name != "half of each sign, token mean"]
+RATE, OTHER_RATES = 3e-4, (1e-4, 1e-3)
+TUNED = ("no error", "30 % of all")  # the judges with which each method's best rate is sought
+SEEDS, PILOT_SEED = (1, 2, 3, 4, 5), 0
+
+
+# --- the runs ---
 
 
 def run(folder, setting, seed):
-    """The figures of one run."""
-    method, judge = setting
+    """The figures of one run. A run that is stored is read."""
+    stored = {line["run"]: line["figures"] for line in files.read(RUNS)}
+    if folder.name in stored:
+        return stored[folder.name]
+    figures = figures_of(folder, setting, seed)
+    files.append(RUNS, {"run": folder.name, "figures": figures})
+    return figures
+
+
+def figures_of(folder, setting, seed):
+    """Train, and measure."""
+    method, noise, rate = setting
     options = METHODS[method] | {
         "dataset": "toy", "seed": seed, "steps": 64, "epochs": 1, "mu": 2, "minibatches": 2,
-        "questions_per_step": 8, "rewards": ["toy_accuracy:0", f"{JUDGE}:{judge}"], "hooks": JUDGE}
-    with mock.patch.dict(TASKS, SLOWER if "slower" in method else {}):
-        found = one_run(folder, options)
+        "questions_per_step": 8, "lr": rate, "hooks": JUDGE}
+    if method in PRUNING:
+        options["pruning_rate"] = 0.75 if noise in GRADED else 0.875
+        options["allocation"] = False  # every method sees the same questions
+    judge = (JUDGES | GRADED)[noise]
+    options["rewards"] = ["toy_accuracy:0", f"{JUDGE}:{judge}"]
+    if noise in GRADED:
+        options["rewards"].append("format_reward")
+    found = one_run(folder, options)
+
     rows = files.read(folder / "metrics.jsonl")
-    accuracy = [row["accuracy"] for row in rows]
-    shares = {title: mean_over(rows, name) for title, name in WRONG.items()}
-    return {"sampled": found["sampled"], "greedy": found["greedy"], "base": found["base"],
-            "change": fmean(abs(b - a) for a, b in zip(accuracy, accuracy[1:])),
-            "fall": deepest_fall(accuracy), "accuracy": accuracy} | shares
+    half = rows[len(rows) // 2 :]
+    figures = {name: found[name] for name in ("sampled", "greedy", "base", "length")}
+    for name in ("wrong", "wrong_kept", "wrong_weight"):
+        figures[name] = mean_over(rows, f"own/{name}")
+    for name in ("kept_negative", "verdict"):  # in the last half
+        figures[name] = mean_over(half, f"own/{name}")
+    figures["tokens_trained"] = sum(row["tokens_trained"] for row in rows)
+    for name in ("accuracy", "length", "own/kept_negative"):  # of each step
+        figures["course of " + name.removeprefix("own/")] = [round(row[name], 3) for row in rows]
+    return figures
 
 
-def means_of(accuracy):
-    """The means of WINDOW steps."""
-    ends = range(WINDOW, len(accuracy) + 1)
-    return [fmean(accuracy[end - WINDOW : end]) for end in ends]
+def study(settings, seeds):
+    return Study("runs/noise", {", ".join(name): setting for name, setting in settings}, run, seeds)
 
 
-def deepest_fall(accuracy):
-    """How far the mean of WINDOW steps falls below an earlier one: 0.5, 0.8, 0.6, 0.9 → 0.2."""
-    highest, fall = 0.0, 0.0
-    for mean in means_of(accuracy):
-        highest = max(highest, mean)
-        fall = max(fall, highest - mean)
-    return fall
+def at_one_rate():
+    """All methods with all judges, and most with a format reward."""
+    pairs = [*product(METHODS, JUDGES), *product(OF_GRADED, GRADED)]
+    return rows_of(study([(pair, (*pair, RATE)) for pair in pairs], SEEDS))
 
 
-STUDY = Study("runs/noise", {
-    f"{method}, {noise}": (method, JUDGES[noise])
-    for method, noise in product(METHODS, JUDGES)}, run)
+def pilot():
+    """{(method, judge): {rate: accuracy of the pilot's seed}}"""
+    found = {}
+    for pair in product(METHODS, TUNED):
+        settings = [((*pair, f"lr {rate:g}"), (*pair, rate)) for rate in (RATE, *OTHER_RATES)]
+        rows = rows_of(study(settings, (PILOT_SEED,)))
+        found[pair] = {rate: row["sampled"]["mean"]
+                       for row, (_, (*_, rate)) in zip(rows, settings)}
+    return found
 
 
-def lost(rows, method, noise):
-    """The accuracy without noise minus that with noise, of each seed."""
-    without, with_noise = (rows[f"{method}, {of}"]["sampled"]["values"] for of in ("0 %", noise))
-    return spread([a - b for a, b in zip(without, with_noise)])
+def at_best_rate(found):
+    """The rows of each method whose best rate in the pilot is another one than RATE."""
+    settings = []
+    for pair, accuracies in found.items():
+        best = max(accuracies, key=accuracies.get)
+        if best != RATE:
+            settings.append(((*pair, f"lr {best:g}"), (*pair, best)))
+    return rows_of(study(settings, SEEDS)) if settings else []
+
+
+# --- the page ---
+
+
+def ahead(own, other):
+    """Of two spreads: each seed of one above each of the other, and the means differ by .02."""
+    if own["min"] > other["max"] and own["mean"] - other["mean"] >= 0.02:
+        return "ahead"
+    if own["max"] < other["min"] and other["mean"] - own["mean"] >= 0.02:
+        return "behind"
+    return "–"
 
 
 def page(result):
     rows = by_name(result["rows"])
 
-    def table(figure, form):
-        return grid("wrong verdicts", JUDGES, METHODS,
+    def table(figure, form, judges=JUDGES, methods=METHODS):
+        return grid("wrong verdicts", judges, methods,
                     lambda noise, method: cell(rows[f"{method}, {noise}"][figure], form))
 
-    def shares(corner, method):
-        return grid(corner, JUDGES, WRONG,
-                    lambda noise, share: cell(rows[f"{method}, {noise}"][share], ".3f"))
+    def beside(other):
+        return grid("wrong verdicts", JUDGES, METHODS, lambda noise, method: ahead(
+            rows[f"{method}, {noise}"]["sampled"], rows[f"{other}, {noise}"]["sampled"]))
 
-    losses = grid("wrong verdicts", list(JUDGES)[1:], METHODS,
-                  lambda noise, method: cell(lost(rows, method, noise), ".3f"))
-    return f"""{heading("A judge that errs", result)}
-[The plan, written before the runs](noise_plan.md). Mean ± standard deviation of 3 seeds. The base \
-has {rows["GRPO, 0 %"]["base"]["mean"]:.3f} on held-out questions.
+    pilots = [["", *map(str, (RATE, *OTHER_RATES))]]
+    pilots += [[name, *(f"{value:.3f}" for value in values)] for name, values in result["pilot"]]
+    best = [[row["name"], cell(row["sampled"], ".3f"), cell(row["kept_negative"], ".2f")]
+            for row in result["best"]]
+    titles = [["", "sampled", "share of A < 0"]]
+    base = rows["GRPO, no error"]["base"]["mean"]
+    return f"""{heading("The pruned baseline, and a judge that errs", result)}
+[The plan, written before the runs](pruned_baseline_plan.md). Mean ± standard deviation of \
+{len(SEEDS)} seeds, k = 2 of 16. The base has {base:.3f} on held-out questions. Learning rate \
+{RATE:g}, if nothing else is said.
 
 ## True accuracy, sampled, on held-out questions
 
 {table("sampled", ".3f")}
 
-Greedy:
+Beside the random choice ("ahead": each seed above each seed, and .02):
 
-{table("greedy", ".3f")}
+{beside("random")}
 
-## What the noise takes, within a seed
+Beside `unbiased`:
 
-{losses}
+{beside("unbiased")}
 
-## How rough the curve is: mean change from one step to the next
+## Tokens of a completion, held-out
 
-{table("change", ".3f")}
+{table("length", ".1f")}
 
-The deepest fall below an earlier value (means of {WINDOW} steps):
+## The share of A < 0 among what is trained on, in the last half of the run
 
-{table("fall", ".3f")}
+{table("kept_negative", ".2f")}
 
-## Does CPPO keep the wrong verdicts? Their share
+## The mean verdict, in the last half
 
-{shares("wrong verdicts of CPPO", "CPPO, P=0.875")}
+{table("verdict", ".2f")}
 
-{shares("of a random choice", "random, P=0.875")}
+## The share of wrong verdicts among the kept completions
+
+{table("wrong_kept", ".3f")}
+
+Among all:
+
+{table("wrong", ".3f")}
+
+## Tokens trained on
+
+{table("tokens_trained", ",.0f")}
+
+## Accuracy + format, k = 4
+
+{table("sampled", ".3f", GRADED, OF_GRADED)}
+
+The share of A < 0:
+
+{table("kept_negative", ".2f", GRADED, OF_GRADED)}
+
+## Each method's own learning rate
+
+The pilot (seed {PILOT_SEED}, which is not used above):
+
+{markdown_table(pilots)}
+
+With the best rate, if it is another one:
+
+{markdown_table([*titles, *best])}
+
+![Accuracy, and the share of A < 0](pruned_baseline.png)
 """
 
 
 def picture(result, folder):
-    """What each method learns; which verdicts CPPO keeps; and the curves without noise."""
-    figure, (left, middle, right) = panels(3, width=19.0)
+    """What each method learns with each judge; and what the kept signs have to do with it."""
     rows = by_name(result["rows"])
-    learned = {method: across([rows[f"{method}, {rate}"]["sampled"] for rate in RATES])
-               for method in METHODS}
-    kept = {f"CPPO, {share}": across([rows[f"CPPO, P=0.875, {rate}"][share] for rate in RATES])
-            for share in WRONG}
-    steps = {}
-    for method in ("GRPO", "PPO"):
-        of_seeds = rows[f"{method}, 0 %"]["accuracy"]
-        steps[method] = [list(enumerate(means_of(one), WINDOW)) for one in of_seeds]
-    ticks = {"xticks": range(len(RATES)), "xticklabels": RATES, "xlabel": "verdicts turned round"}
-    curves(left, learned, marker="o", title="If verdicts are wrong, CPPO fails first", **ticks,
-           ylabel="true accuracy, sampled, held-out", ylim=(0, 1))
-    curves(middle, kept, marker="o", title="CPPO keeps the wrong verdicts", **ticks,
-           ylabel="share of wrong verdicts", ylim=(0, None))
-    curves(right, steps, title="Without noise: PPO starts later, with its critic", xlabel="step",
-           ylabel=f"accuracy of the samples, mean of {WINDOW} steps", ylim=(0, 1))
-    save(figure, folder / "noise.png", BAND)
+    figure, (*left, right) = panels(len(JUDGES) + 1, width=22.0)
+    for axis, noise in zip(left, JUDGES):
+        own = [rows[f"{method}, {noise}"] | {"name": method} for method in METHODS]
+        dots(axis, own, "sampled", f"wrong verdicts: {noise}", 0.0)
+        if axis is not left[0]:
+            axis.set_yticklabels([])
+    for method, noise in product(METHODS, JUDGES):
+        row = rows[f"{method}, {noise}"]
+        right.scatter(row["kept_negative"]["values"], row["sampled"]["values"],
+                      color=colour(method), alpha=0.7)
+    right.set(title="Few kept A < 0: the policy forgets to think", ylim=(0, 1),
+              xlabel="share of A < 0 among the kept, last half", ylabel="accuracy, sampled")
+    save(figure, folder / "pruned_baseline.png", "dots: seeds; lines: mean ± standard deviation")
 
 
 def main(argv):
     options = parse(Options, argv)
     torch.set_num_threads(1)
-    publish(options.output, "noise", {"rows": rows_of(STUDY)}, page, picture)
+    rows, found = at_one_rate(), pilot()
+    best = at_best_rate(found)
+    shown = [(", ".join(pair), [*accuracies.values()]) for pair, accuracies in found.items()]
+    result = {"rows": rows, "pilot": shown, "best": best}
+    publish(options.output, "pruned_baseline", result, page, picture)
 
 
 if __name__ == "__main__":

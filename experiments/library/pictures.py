@@ -19,7 +19,8 @@ from experiments.library.study import RESULTS, draw
 
 STORED = Path(__file__).parents[1] / "results"
 STUDIES = {reproduce.stem_of(name): reproduce for name in reproduce.TABLES}
-STUDIES |= {"learning_careless": learning, "learning_cpu": learning, "noise": noise}
+STUDIES |= {
+    "learning_careless": learning, "learning_cpu": learning, "pruned_baseline": noise}
 
 
 @dataclass

@@ -67,7 +67,7 @@ def test_the_speed_beside_grpo_with_mini_batches_is_the_median_of_the_ratios_of_
 
 
 @pytest.mark.parametrize("name", [
-    "table1", "family", "factorial", "controls", "noise", "learning_cpu"])
+    "table1", "family", "factorial", "controls", "learning_cpu"])
 def test_pages_and_pictures_are_drawn_from_what_is_stored(name, tmp_path):
     """The page is that of the repository, the figures are not touched, and there is a picture. The
     other tables have nothing that these have not. (test_docs.py: a page shows each picture.)"""
