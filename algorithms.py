@@ -9,7 +9,7 @@ into the rewards. `resolve` turns a row into the Algorithm of a run.
 
 To try an idea of your own, write one function and change one row:
 
-    advantages(rollout) → (Q, G)            records.py says what a rollout holds
+    advantages(rollout) → (Q, G)            loop/records.py says what a rollout holds
     keep(rollout, advantages, k) → rows     or name your function: --keep FILE.py:FUNCTION
 
 Rows are numbers q·G + i, or a mask (Q, G). A rule may also return (rows, advantages of these rows).

@@ -8,13 +8,13 @@
 
 `train_step` below is the papers' algorithm box. For each step:
 
-    1 sample G completions o_1 … o_G of each question from the policy π_old      (rollout.py)
+    1 sample G completions o_1 … o_G of each question from the policy π_old (loop/rollout.py)
     2 score them: rewards r                                                      (rewards.py)
     3 advantages A over all G completions of a question                          (grpo.py)
     4 keep all of them (GRPO), or the k with the largest |A| (CPPO), which        (cppo.py,
       leaves room for more questions per step                                    allocate.py)
     5 log-probabilities of the reference policy, for the kept completions only
-    6 μ updates on the kept completions                                          (update.py)
+    6 μ updates on the kept completions                                     (loop/update.py)
 
 algorithms.py says what each algorithm does in steps 3, 4 and 6.
 
@@ -28,26 +28,27 @@ from dataclasses import replace
 
 import torch
 
-from batches import cut_into_minibatches
 from engine.base import progress, ranks
 from engine.base.progress import Clock
 from engine.data.questions import rows_of_run
 from engine.model.critic import estimate
-from engine.run import checkpoint, logs
+from engine.options.command_line import run_program
+from engine.options.config import open_run
+from engine.report import logs
+from engine.report.metrics import summarize
+from engine.report.plan_command import print_plan
+from engine.report.preview import show
+from engine.run import checkpoint
 from engine.run.begin import begin
-from engine.run.command_line import run_program
-from engine.run.config import open_run
 from engine.run.folder import alone, keep_options, run_folder
 from engine.run.interrupt import Interrupt, in_one_sentence
-from engine.run.metrics import summarize
-from engine.run.plan_command import print_plan
-from engine.run.preview import show
 from engine.scoring.score import is_grade
 from eval import examine, sample_batch
-from records import FIRST, Moment, Step
-from rollout import sample_and_score
+from loop.batches import cut_into_minibatches
+from loop.records import FIRST, Moment, Step
+from loop.rollout import sample_and_score
+from loop.update import NO_UPDATE, Limits, compute_minibatch, update
 from tools.doctor import first_sentence, of_one_step
-from update import NO_UPDATE, Limits, compute_minibatch, update
 
 
 def train_step(

@@ -16,7 +16,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from engine.run.curves import FAILS, GRPO  # noqa: E402
+from engine.report.curves import FAILS, GRPO  # noqa: E402
 from experiments.library.plot import PALER, panels  # noqa: E402
 from experiments.library.study import by_name  # noqa: E402
 from experiments.library.train_for import reached  # noqa: E402

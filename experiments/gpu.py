@@ -42,8 +42,8 @@ from engine.model.contract import Completions, Sampling
 from engine.model.loading import fewer_kernels
 from engine.model.logprobs import Policy, completion_mask
 from engine.model.precision import choose_dtype
-from engine.run.command_line import option, parse, run_program
-from engine.run.config import config_of
+from engine.options.command_line import option, parse, run_program
+from engine.options.config import config_of
 from engine.run.plan import plan
 from engine.run.shapes import widths
 from engine.scoring.score import Reward
@@ -63,8 +63,8 @@ from experiments.library.bench import (
     this_device,
 )
 from experiments.memory import networks_of
+from loop.update import Limits
 from train import train_step
-from update import Limits
 
 G = 16
 GRPO = {"algorithm": "grpo"}

@@ -32,8 +32,8 @@ from engine.data.questions import load_questions
 from engine.model.logprobs import Policy
 from engine.model.networks import Networks, add_optimizer, networks_around
 from engine.model.precision import choose_dtype
-from engine.run.command_line import parse, run_program
-from engine.run.config import config_of
+from engine.options.command_line import parse, run_program
+from engine.options.config import config_of
 from engine.scoring.score import Reward
 from experiments.library import toy_model
 from experiments.library.bench import (
@@ -46,10 +46,10 @@ from experiments.library.bench import (
 )
 from experiments.library.study import Options, publish
 from grpo import grpo_loss, sequence_mean_weights
-from records import Batch
+from loop.records import Batch
+from loop.update import Limits, update
 from tasks.table import task_of
 from train import train_step
-from update import Limits, update
 
 VOCABULARY, HIDDEN, LAYERS, PROMPT, TOKENS = 151_936, 64, 12, 16, 256
 KEPT = [16, 8, 4, 2, 1]

@@ -17,7 +17,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base import files
-from engine.run.command_line import parse, run_program
+from engine.options.command_line import parse, run_program
 from experiments.library.bench import heading, markdown_table
 from experiments.library.plot import colour, dots, panels, save
 from experiments.library.study import (

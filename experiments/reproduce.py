@@ -37,7 +37,7 @@ from engine.base.errors import UserError
 from engine.data.questions import load_questions
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy
-from engine.run.command_line import option, parse, run_program
+from engine.options.command_line import option, parse, run_program
 from engine.run.folder import options_of
 from experiments import memory
 from experiments.library import plot, toy_model

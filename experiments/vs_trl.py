@@ -49,8 +49,8 @@ from engine.data.questions import load_questions
 from engine.model.loading import fewer_kernels, keep_freed_memory
 from engine.model.logprobs import Policy
 from engine.model.precision import choose_dtype
-from engine.run.command_line import option, parse, run_program
-from engine.run.config import config_of
+from engine.options.command_line import option, parse, run_program
+from engine.options.config import config_of
 from engine.scoring.score import Reward
 from experiments.library import toy_model
 from experiments.library.bench import (
@@ -67,8 +67,8 @@ from experiments.library.bench import (
 )
 from experiments.library.study import publish
 from experiments.memory import networks_of
+from loop.update import Limits
 from train import train_step
-from update import Limits
 
 LEARNING_RATE, RATE = 1e-4, 0.875
 BATCHES = 4  # of a step of TRL

@@ -35,7 +35,7 @@ def loaded(small):
 def undrawn():
     """Runs leave out their picture, which takes longer than a few steps of the toy."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.run.curves.curves", lambda *_: None)
+        patch.setattr("engine.report.curves.curves", lambda *_: None)
         yield
 
 

@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from algorithms import ALGORITHMS, KEEP, advantages_over_kept, keep_smallest, resolve
-from batches import cut_into_micro_batches, cut_into_minibatches
 from engine.base import ranks
 from engine.model.logprobs import Policy
-from engine.run.config import config_of
+from engine.options.config import config_of
 from experiments.library.rules import half_of_each_sign
 from family.gdpo import decoupled_advantages
 from family.gfpo import retained_advantages
 from family.lite_ppo import batch_std_advantages
 from grpo import group_advantages
-from records import join
-from rollout import sample_and_score
+from loop.batches import cut_into_micro_batches, cut_into_minibatches
+from loop.records import join
+from loop.rollout import sample_and_score
 from tests.helpers.training import a_rollout
 
 

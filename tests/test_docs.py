@@ -11,8 +11,8 @@ import torch
 
 from conformance.compare import MODULES
 from docs import speedups
-from engine.run.command_line import flat
-from engine.run.config import Config
+from engine.options.command_line import flat
+from engine.options.config import Config
 from experiments.library.study import by_name
 from tests.helpers.runs import ROOT, json_of
 from tests.helpers.training import one_step

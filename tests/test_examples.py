@@ -15,7 +15,7 @@ from engine.base import files
 from engine.base.errors import UserError
 from engine.model.contract import Sampling
 from engine.model.sampler import Sampler
-from engine.run.config import config_of
+from engine.options.config import config_of
 from examples import my_sampler
 from examples.my_algorithm import by_length
 from examples.my_loss import dual_clip_loss, with_entropy

@@ -9,7 +9,7 @@ import torch
 from algorithms import resolve
 from engine.model.logprobs import Policy
 from experiments.library import toy_model
-from records import Moment
+from loop.records import Moment
 from rewards import format_reward, toy_accuracy
 from tests.helpers.live import (
     close,

@@ -17,16 +17,16 @@ from engine.model.contract import Sampling
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy, completion_mask
 from engine.model.sampler import Sampler
-from engine.run.metrics import calls
+from engine.report.metrics import calls
 from examples.my_tool import WithCalculator, answer_call, calculate
 from experiments.library import toy_model
+from loop.rollout import with_overlong_penalty
+from loop.update import Limits
 from rewards import number_accuracy, toy_accuracy
-from rollout import with_overlong_penalty
 from tasks import toy_tool
 from tests.helpers.examples import named
 from tests.helpers.training import a_rollout, completion_logprobs, networks_around
 from train import train_step
-from update import Limits
 
 ROOM = Sampling(toy_tool.MAX_NEW_TOKENS)
 pytestmark = pytest.mark.usefixtures("undrawn")

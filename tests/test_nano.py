@@ -29,13 +29,13 @@ from engine.model.contract import Completions, Sampling
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy, completion_mask
 from grpo import group_advantages, grpo_loss
+from loop.update import Limits
 from tasks import toy
 from tasks.table import TASKS
 from tests.engine.test_ranks import torchrun
 from tests.helpers.examples import mask_of, named, seeded
 from tests.helpers.training import networks_around, weights_of
 from train import train_step
-from update import Limits
 
 CPU = torch.device("cpu")
 FILE = Path(nano.__file__)

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 import eval as evaluation
-import rollout as rollout_module
+import loop.rollout as rollout_module
 import train
 from algorithms import ALGORITHMS, resolve, table
 from cppo import prune
@@ -27,8 +27,8 @@ from engine.model import shards
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
 from engine.model.sampler import Sampler
+from engine.report.metrics import first_group
 from engine.run import begin, checkpoint, state
-from engine.run.metrics import first_group
 from engine.run.state import Run
 from tasks.table import task_of
 from tests.helpers.examples import named

@@ -24,8 +24,8 @@ from algorithms import ALGORITHMS, KEEP
 from engine.base.errors import UserError
 from engine.base.files import known_or_own
 from engine.data.rows import check_dataset
-from engine.run.command_line import flat, given, parse
-from engine.run.config import Config, config_of
+from engine.options.command_line import flat, given, parse
+from engine.options.config import Config, config_of
 from engine.scoring.score import load_rewards
 from tests.helpers.runs import ROOT
 

@@ -9,10 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-import batches
-import update as update_module
+import loop.update as update_module
 from algorithms import ALGORITHMS, resolve
-from batches import cut_into_micro_batches
 from engine.base import ranks
 from engine.model.critic import Critic
 from engine.model.logprobs import Policy, computed_lengths
@@ -20,7 +18,10 @@ from engine.model.networks import Networks
 from engine.model.pace import PACES
 from family.nat import prefix_factors
 from grpo import grpo_loss
-from records import Batch
+from loop import batches
+from loop.batches import cut_into_micro_batches
+from loop.records import Batch
+from loop.update import Limits, accumulate, compute_minibatch, gradient
 from tests.helpers.training import (
     completions,
     logprobs,
@@ -29,7 +30,6 @@ from tests.helpers.training import (
     weights_of,
     with_reference,
 )
-from update import Limits, accumulate, compute_minibatch, gradient
 
 # what a token counts (N sequences of n tokens, M tokens in all, L the longest allowed), clip, β,
 # one ratio per sequence. The other rows have one of these losses

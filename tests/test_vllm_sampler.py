@@ -9,7 +9,7 @@ import torch
 
 from engine.base.errors import UserError
 from engine.model.contract import Sampling
-from engine.run.config import config_of
+from engine.options.config import config_of
 from examples.vllm_sampler import VLLM
 from experiments.library.toy_model import make_tokenizer
 from tests.helpers.runs import ROOT

@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base import files, progress
 from engine.base.errors import UserError
+from engine.options.command_line import run_program
+from engine.report.metrics import AXES
 from engine.run.checkpoint import has_finished
-from engine.run.command_line import run_program
 from engine.run.folder import ANSWERS, options_of
-from engine.run.metrics import AXES
 from eval import key_of, read_answers
 from scores import group_by_question, mean_value, paired
 
@@ -94,7 +94,7 @@ def compare_runs(folders, x, output_dir):
         sums = [sum(row[column] for row in rows) for rows in lines.values()]
         values = [f"{total:,.1f}".removesuffix(".0") for total in sums]
         show(title, lines, values, [f"{total / sums[0]:.2f} times" for total in sums[1:]])
-    from engine.run.curves import curves_of_runs  # matplotlib takes half a second to import
+    from engine.report.curves import curves_of_runs  # matplotlib takes half a second to import
 
     output_dir = Path(output_dir or Path(folders[0]).parent)
     with files.writing_into(output_dir):

@@ -7,8 +7,8 @@ from engine.base import progress, ranks
 from engine.base.errors import UserError
 from engine.data.questions import hold_out, names_others, questions_of_run
 from engine.model.networks import build
+from engine.options.hooks import load_metrics
 from engine.run import checkpoint
-from engine.run.hooks import load_metrics
 from engine.run.plan import choose_micro_batch_tokens
 from engine.run.state import Run, State, model_of
 from engine.scoring.gold_answers import notes_on_gold_answers, right_alone

@@ -30,7 +30,7 @@ from engine.base import files, progress, ranks
 from engine.base.errors import UserError, one_line
 from engine.model import shards
 from engine.model.folders import checkpoints
-from engine.run.command_line import command
+from engine.options.command_line import command
 
 # a single process saves alone: nothing is wrong
 warnings.filterwarnings("ignore", ".*torch.distributed is disabled")

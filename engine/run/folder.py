@@ -21,7 +21,7 @@ from engine.base.errors import UserError
 from engine.data.questions import hold_out, names_others
 from engine.data.rows import read_rows, same_rows
 from engine.model.folders import checkpoints, resolve_model
-from engine.run.command_line import flat
+from engine.options.command_line import flat
 from engine.scoring.score import judged_alike
 from tasks.table import TASKS
 

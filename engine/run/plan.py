@@ -35,7 +35,7 @@ from engine.model.folders import prompt_room
 from engine.model.networks import check_rank
 from engine.model.pace import PACES
 from engine.model.precision import TINY, choose_dtype
-from engine.run.config import algorithm_of
+from engine.options.config import algorithm_of
 from engine.run.shapes import skeleton, widths
 from tasks.table import task_of
 

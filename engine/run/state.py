@@ -13,8 +13,8 @@ from engine.base.errors import UserError
 from engine.data.questions import Questions, numbers_of
 from engine.model.folders import resolve_model
 from engine.model.networks import Networks, build
+from engine.options.config import Config
 from engine.run import checkpoint
-from engine.run.config import Config
 from engine.run.folder import keep_options
 from engine.scoring.score import Reward, is_grade, is_own
 from tasks.table import base_model

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
 
-from engine.run.command_line import option, parse, run_program
+from engine.options.command_line import option, parse, run_program
 from experiments import learning, noise, reproduce
 from experiments.library.study import RESULTS, draw
 

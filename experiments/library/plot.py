@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 
 from algorithms import ALGORITHMS
 from engine.base import progress
-from engine.run.curves import CPPO, DPI, FAILS, GRPO, INK, band, styles
+from engine.report.curves import CPPO, DPI, FAILS, GRPO, INK, band, styles
 
 # The colours of all pictures. GRPO is grey. CPPO is blue, and nothing else is. What fails is warm.
 # All else is ink, or a tint of it

@@ -25,9 +25,9 @@ from tqdm import tqdm
 import train
 from engine.base import files
 from engine.base.errors import UserError
+from engine.options.command_line import flat, given, option
+from engine.options.config import Config, config_of
 from engine.run import checkpoint
-from engine.run.command_line import flat, given, option
-from engine.run.config import Config, config_of
 from engine.run.folder import options_of
 from experiments.library.bench import markdown_table, over_seeds, setting
 

@@ -29,8 +29,8 @@ from engine.base import progress
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy, completion_mask
 from engine.model.sampler import Sampler
-from engine.run.command_line import option, parse, run_program
-from records import Batch
+from engine.options.command_line import option, parse, run_program
+from loop.records import Batch
 from rewards import toy_accuracy
 from tasks import toy, toy_tool
 

@@ -19,9 +19,9 @@ from engine.scoring.score import load_rewards
 from eval import evaluate
 from experiments.library.bench import questions_of_step
 from experiments.library.study import curve
+from loop.update import Limits
 from tasks.table import base_model
 from train import train_step
-from update import Limits
 
 
 def train_for(config, algorithm, device, seconds, at, eval_questions=256):

@@ -215,7 +215,7 @@ def test_a_function_has_at_most_one_check(file, name):
 ANSWERS = [f"answers/{path.name}" for path in ROOT.glob("answers/*.py")]
 NEEDS = {"allocate.py": set(), "scores.py": {"numpy"}}
 NEEDS |= dict.fromkeys([*ANSWERS, "rewards.py"], {"answers"})
-NEEDS |= dict.fromkeys(["grpo.py", "records.py"], {"torch"})
+NEEDS |= dict.fromkeys(["grpo.py", "loop/records.py"], {"torch"})
 NEEDS |= dict.fromkeys(["cppo.py", *FAMILY], {"torch", "grpo"})
 
 

@@ -16,7 +16,8 @@ from engine.base import files, ranks
 from engine.base.errors import UserError
 from engine.model import folders
 from engine.model.logprobs import Policy
-from engine.run import checkpoint, logs
+from engine.report import logs
+from engine.run import checkpoint
 from engine.run.state import State
 from tests.helpers.runs import written
 from tests.helpers.training import networks_around

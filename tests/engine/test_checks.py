@@ -1,4 +1,4 @@
-"""engine/run/checks.py and config.py: what is refused before any work."""
+"""engine/options/checks.py and config.py: what is refused before any work."""
 
 import errno
 import os
@@ -11,9 +11,9 @@ from transformers import AutoConfig
 import train
 from algorithms import ALGORITHMS
 from engine.base.errors import UserError
-from engine.run.checks import notes_on_options
-from engine.run.command_line import flat, given
-from engine.run.config import Config, config_of, open_run
+from engine.options.checks import notes_on_options
+from engine.options.command_line import flat, given
+from engine.options.config import Config, config_of, open_run
 from engine.run.interrupt import in_one_sentence
 from tasks import toy
 from tasks.table import TASKS

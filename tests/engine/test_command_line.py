@@ -1,4 +1,4 @@
-"""engine/run/command_line.py: command line, recipe, and a user's mistakes as one sentence each."""
+"""engine/options/command_line.py: command line, recipe, and a user's mistakes as one sentence each."""
 
 import math
 import re
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine.base.errors import UserError
-from engine.run.command_line import flat, given, option, parse, run_program, within
-from engine.run.config import Config as RunConfig
-from engine.run.names import NAMES
+from engine.options.command_line import flat, given, option, parse, run_program, within
+from engine.options.config import Config as RunConfig
+from engine.options.names import NAMES
 from tests.helpers.runs import ROOT
 
 
@@ -111,7 +111,7 @@ def test_a_number_lies_within_its_limits_or_is_refused():
     ("--al", "`--help` lists"), ("--alocation", "did you mean --allocation[?]"),
     ("--num-generations=8", ": num_generations is here --group_size[.] See docs/names.md[.]$"),
     ("actor_rollout_ref.rollout.n=8", ": rollout.n is here --group_size[.] See docs/names.md[.]$"),
-    ("--max_grad_norm", ": max_grad_norm is here 1.0: Limits in update.py[.] See"),
+    ("--max_grad_norm", ": max_grad_norm is here 1.0: Limits in loop/update.py[.] See"),
     # the nearest right thing is a name of another program
     ("--lerning_rate", ": learning_rate is here --lr[.]"), ("--xyz", "`--help` lists"),
     ("--no_use_vllm", "`--help` lists"),
@@ -162,7 +162,7 @@ def test_a_program_ends_with_a_code_and_at_most_one_line(main, code, said, monke
 
 
 PRINTS = """
-from engine.run.command_line import run_program
+from engine.options.command_line import run_program
 run_program(lambda argv: print("a line", flush=True))
 """
 

@@ -8,14 +8,14 @@ import torch
 from torch.testing import assert_close
 
 from algorithms import resolve
-from batches import cut_into_micro_batches
 from engine.model.critic import Critic, estimate
 from engine.model.logprobs import Policy, completion_states
 from engine.model.networks import networks_around
 from family.ppo import gae, token_rewards, whiten
+from loop.batches import cut_into_micro_batches
+from loop.update import Limits
 from tests.helpers.examples import seeded
 from tests.helpers.training import CPU, completions, logprobs, updated, weights_of, with_reference
-from update import Limits
 
 
 def randn(*shape, seed):

@@ -148,10 +148,10 @@ def test_two_nodes_train_as_one_node_with_two_devices(small, undisturbed, tmp_pa
 
 if __name__ == "__main__":
     import train
-    import update
     from engine.base import ranks
     from engine.model.sampler import Sampler
-    from engine.run.command_line import run_program
+    from engine.options.command_line import run_program
+    from loop import update
 
     places = {
         "sample": (Sampler, "sample"), "update": (update, "accumulate"),

@@ -19,12 +19,12 @@ from transformers import (
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from batches import cut_into_micro_batches
 from engine.model import logprobs
 from engine.model.critic import Critic
 from engine.model.logprobs import Policy, completion_mask, recompute_layers
 from engine.model.prompts import shares_prompts
-from records import Batch
+from loop.batches import cut_into_micro_batches
+from loop.records import Batch
 from tests.helpers.examples import seeded
 from tests.helpers.training import at_pace, completion_logprobs
 

@@ -16,13 +16,13 @@ from engine.model.networks import add_adapter, build, load_policy
 from engine.model.precision import frozen_copy
 from engine.model.sampler import Sampler
 from engine.model.shards import whole_weights
-from engine.run.config import config_of
+from engine.options.config import config_of
+from loop.update import Limits
 from tests.helpers import runs
 from tests.helpers.examples import seeded
 from tests.helpers.runs import sums, written
 from tests.helpers.training import CPU, completions, updated, weights_of
 from tests.test_docs import FENCED, ROOT
-from update import Limits
 
 
 @torch.no_grad()

@@ -5,9 +5,9 @@ import torch
 
 from engine.base import ranks
 from engine.base.errors import UserError
-from engine.run.hooks import load_metrics
+from engine.options.hooks import load_metrics
 from examples import my_metrics
-from records import Step
+from loop.records import Step
 from tests.helpers.training import a_rollout
 
 

@@ -19,9 +19,9 @@ from engine.model.loading import fuse_norms
 from engine.model.logprobs import Policy, recompute_layers
 from engine.model.networks import add_adapter
 from engine.model.pace import PACES
+from engine.options.command_line import given
+from engine.options.config import Config, config_of
 from engine.run import plan as planning
-from engine.run.command_line import given
-from engine.run.config import Config, config_of
 from engine.run.plan import plan
 from engine.run.shapes import skeleton, widths
 from engine.scoring.score import Reward
@@ -29,9 +29,9 @@ from experiments.library import toy_model
 from experiments.library.bench import every_second
 from experiments.memory import growth, return_what_is_freed
 from grpo import grpo_loss
+from loop.update import Limits
 from tests.helpers.runs import ROOT
 from tests.helpers.training import networks_around
-from update import Limits
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,8 @@ from engine.model import loading, precision, writing
 from engine.model.loading import load_model
 from engine.model.networks import build, load_policy
 from engine.model.precision import choose_dtype
+from engine.options.config import config_of
 from engine.run import checkpoint
-from engine.run.config import config_of
 from engine.run.state import State
 from experiments.library.toy_model import make_model, make_tokenizer
 from tests.helpers.training import CPU, networks_around, stepper, weights_of

@@ -12,8 +12,8 @@ import eval as evaluation
 import train
 from engine.base import files
 from engine.base.errors import UserError
-from engine.run.command_line import given
-from engine.run.config import Config, compared, config_of
+from engine.options.command_line import given
+from engine.options.config import Config, compared, config_of
 from engine.run.folder import as_in_the_run, keep_options
 from tests.helpers.runs import ROOT, run, sums, written
 from tests.test_train import stop_after

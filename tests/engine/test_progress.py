@@ -1,4 +1,4 @@
-"""engine/base/progress.py, engine/run/logs.py and interrupt.py: what a run says while it works."""
+"""engine/base/progress.py, engine/report/logs.py and interrupt.py: what a run says while it works."""
 
 import io
 import json
@@ -11,8 +11,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from engine.base import progress
-from engine.run import interrupt, logs
-from engine.run.curves import curves
+from engine.report import logs
+from engine.report.curves import curves
+from engine.run import interrupt
 from tests.helpers.runs import go_on, metrics_of, run, written
 from tests.test_train import stop_after
 

@@ -23,16 +23,16 @@ from engine.model import shards
 from engine.model.critic import estimate
 from engine.model.logprobs import completion_mask
 from engine.model.networks import build
+from engine.options.config import config_of
 from engine.run import checkpoint
-from engine.run.config import config_of
 from engine.run.state import State
 from family.gdpo import decoupled_advantages
-from records import Batch
-from rollout import sample_and_score
+from loop.records import Batch
+from loop.rollout import sample_and_score
+from loop.update import Limits, compute_minibatch, gradient, update
 from tests.helpers.examples import seeded
 from tests.helpers.runs import ENVIRONMENT, ROOT, free_port, sums, written
 from tests.helpers.training import CPU, a_rollout, minibatches_of
-from update import Limits, compute_minibatch, gradient, update
 
 # how six fixed completions are shared out to one rank and to two: by unequal numbers and tokens,
 # all to one. A rank has the parts r, r + world size …
@@ -301,7 +301,7 @@ def some_rewards():
 def test_each_rank_cuts_its_completions_at_random_places_of_its_own(monkeypatch):
     """NAT trains on random prefixes."""
     drawn = a_rollout(torch.zeros(1, 8), torch.full((1, 8), 99))
-    monkeypatch.setattr("rollout.roll_out", lambda *_, **__: drawn)
+    monkeypatch.setattr("loop.rollout.roll_out", lambda *_, **__: drawn)
     algorithm = resolve("grpo", shortest_prefix=0.1)
     found = []
     for number in (0, 0, 1):

@@ -15,8 +15,8 @@ import torch
 from algorithms import resolve
 from engine.base import files
 from engine.base.errors import UserError
+from engine.report.metrics import summarize
 from engine.run.interrupt import Interrupt
-from engine.run.metrics import summarize
 from engine.scoring.score import (
     Hung,
     accuracy_reward,

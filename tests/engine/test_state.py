@@ -3,11 +3,11 @@
 import pytest
 
 from engine.base.errors import UserError
-from engine.run.checks import notes_on_options
-from engine.run.command_line import given
-from engine.run.config import Config, compared, config_of
+from engine.options.checks import notes_on_options
+from engine.options.command_line import given
+from engine.options.config import Config, compared, config_of
 from engine.run.state import Run, State, learning_rate
-from records import Step
+from loop.records import Step
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 
 from algorithms import ALGORITHMS
 from engine.base.errors import UserError
-from engine.run.command_line import given
-from engine.run.config import Config, config_of
+from engine.options.command_line import given
+from engine.options.config import Config, config_of
 from experiments import reproduce
 from experiments.library import toy_model
 from experiments.library.study import words_of

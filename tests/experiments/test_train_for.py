@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine.base.errors import UserError
-from engine.run.config import config_of
+from engine.options.config import config_of
 from experiments import learning
 from experiments.library.train_for import train_for
 from tasks import toy

@@ -16,11 +16,11 @@ from torch.nn.utils.rnn import pad_sequence
 from engine.model.contract import Completions, Sampling
 from engine.model.loading import load_model
 from engine.model.logprobs import completion_mask
-from records import FIRST
+from loop.records import FIRST
+from loop.update import Limits
 from tasks import toy
 from tests.helpers.examples import named
 from train import train_step
-from update import Limits
 
 LIVE = Path(__file__).parents[2] / "docs" / "live"
 FILES = ["model", "toy", "sampling", "grpo", "cppo", "adamw", "step"]

@@ -13,16 +13,16 @@ import torch
 
 import train
 from algorithms import resolve
-from batches import cut_into_minibatches
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy, completion_mask
 from engine.model.networks import Networks, add_optimizer
 from engine.model.networks import networks_around as without_optimizer
 from engine.model.pace import PACES
 from grpo import token_logprobs
-from records import FIRST, Batch, Rollout
+from loop.batches import cut_into_minibatches
+from loop.records import FIRST, Batch, Rollout
+from loop.update import Limits, update
 from tests.helpers.examples import named
-from update import Limits, update
 
 CPU = torch.device("cpu")
 LONGEST = 48  # tokens of a completion of the toy

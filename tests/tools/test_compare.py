@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from engine.base.errors import UserError
-from engine.run import curves
+from engine.report import curves
 from tests.helpers.runs import written
 from tests.test_eval import go
 from tools.compare import main

@@ -12,7 +12,7 @@ from algorithms import ALGORITHMS, grpo_advantages
 from engine.base import files
 from engine.base.errors import UserError
 from engine.model import networks
-from engine.run.metrics import group_gap
+from engine.report.metrics import group_gap
 from tasks import toy
 from tasks.table import TASKS
 from tests.helpers.runs import run, written

@@ -10,14 +10,14 @@ from engine.base import ranks
 from engine.scoring.score import reward_columns, score
 from family.dapo import has_signal, overlong_penalty
 from family.nat import prefix_factors
-from records import FIRST, Rollout, join
+from loop.records import FIRST, Rollout, join
 
 
 def sample_and_score(
     questions, networks, algorithm, reward_functions, sampling, rng, clock, moment=FIRST, more=None
 ):
     """Steps 1 and 2 for this device's questions. Returns a Rollout. more: as for `train_step`."""
-    # engine/run/config.py does so for GDPO and Lite PPO
+    # engine/options/config.py does so for GDPO and Lite PPO
     alone = ranks.world_size() == 1
     assert alone or not algorithm.over_all_devices, "gather the groups: ranks.over_all_groups"
     sample_batch = partial(

@@ -1,7 +1,7 @@
 """--hooks FILE.py: a file of the user's own whose function `metrics` a run asks at each step.
 
     metrics(step) → {name: number}
-        what is logged of a Step (records.py) as the metric own/NAME, in metrics.jsonl and in
+        what is logged of a Step (loop/records.py) as the metric own/NAME, in metrics.jsonl and in
         curves.png. If there are several devices, each has a Step of its own, and the mean over the
         questions of all devices is logged.
 """

@@ -32,7 +32,7 @@ NAMES = {  # what to write here: its names there, verl's without the prefix acto
     "--lr": "learning_rate actor.optim.lr",
     "--warmup": "warmup_steps actor.optim.lr_warmup_steps_ratio",
     "a cosine": "lr_scheduler_type actor.optim.lr_scheduler_type",
-    "1.0: Limits in update.py": "max_grad_norm actor.optim.clip_grad",
+    "1.0: Limits in loop/update.py": "max_grad_norm actor.optim.clip_grad",
     "--model": "model_name_or_path model.path",
     "--dataset": "dataset_name data.train_files",
     "--epochs": "num_train_epochs trainer.total_epochs",

@@ -10,7 +10,7 @@ import torch
 
 from engine.base import ranks
 from engine.model.cutting import rows_of_micro_batches
-from records import Batch, Cut
+from loop.records import Batch, Cut
 
 
 def cut_into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):

@@ -7,8 +7,8 @@ import torch
 from algorithms import ALGORITHMS
 from engine.base.progress import count, note
 from engine.model.networks import uses_ours
-from engine.run.command_line import command, parser_of, read
-from engine.run.config import Config, algorithm_of
+from engine.options.command_line import command, parser_of, read
+from engine.options.config import Config, algorithm_of
 from engine.run.plan import GB, USABLE, plan
 
 TOKENS = 1024  # of the smaller micro-batches, at most

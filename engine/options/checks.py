@@ -12,7 +12,7 @@ from engine.base.errors import UserError, one_line
 from engine.data.rows import check_columns, check_dataset
 from engine.model.folders import adapters_in, resolve_model
 from engine.model.networks import sampler_class
-from engine.run.hooks import load_metrics
+from engine.options.hooks import load_metrics
 from engine.scoring.score import load_rewards
 from tasks.table import TASKS, base_model, task_of
 

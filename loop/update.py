@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 import torch
 from tqdm import tqdm
 
-from batches import cut_into_micro_batches
 from engine.base import progress, ranks
 from engine.model import shards
 from engine.model.pace import PACES
 from family.ppo import value_loss
 from grpo import kl_k3
+from loop.batches import cut_into_micro_batches
 
 LEAST_TOKENS = 256  # of a micro-batch. A device that cannot hold so many tokens is too small
 # a norm of a gradient that is 0 but for float32's rounding. AdamW's ε would stop it, too

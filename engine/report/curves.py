@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from engine.base import files
-from engine.run.metrics import AXES, mean
+from engine.report.metrics import AXES, mean
 
 GRPO, CPPO, FAILS, INK = "#848e9a", "#1d4f8f", "#b1452b", "#1d2733"
 STYLES = ["-", "--", ":", "-."]  # of lines that have the same colour

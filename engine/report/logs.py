@@ -8,10 +8,10 @@ from pathlib import Path
 from engine.base import files, progress, ranks
 from engine.data.questions import fingerprint
 from engine.data.rows import same_rows
+from engine.options.config import compared
+from engine.report.metrics import COUNTS, first_group, mean, phase_totals
 from engine.run import checkpoint
-from engine.run.config import compared
 from engine.run.folder import ANSWERS
-from engine.run.metrics import COUNTS, first_group, mean, phase_totals
 from tasks.table import task_of
 
 LINES = ("metrics.jsonl", "samples.jsonl")  # a line of each for each step
@@ -195,7 +195,7 @@ def finish(algorithm, run, after, notes):
     """Write the summary and the picture of a finished run, and print what it has learned."""
     if ranks.rank() > 0:
         return
-    from engine.run.curves import curves  # matplotlib takes half a second to import
+    from engine.report.curves import curves  # matplotlib takes half a second to import
 
     folder, measure = Path(run.config.run.output_dir), run.config.data.measure
     rows = files.read(folder / "metrics.jsonl")

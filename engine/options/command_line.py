@@ -18,7 +18,7 @@ import yaml
 from algorithms import ALGORITHMS
 from engine.base import files
 from engine.base.errors import UserError, nearest, one_line
-from engine.run.names import NAMES
+from engine.options.names import NAMES
 from tasks.table import TASKS
 
 

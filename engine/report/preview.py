@@ -2,7 +2,7 @@
 
 from answers import gold_answer
 from engine.base import progress, ranks
-from engine.run.metrics import first_group, summarize
+from engine.report.metrics import first_group, summarize
 from engine.scoring.score import read
 
 

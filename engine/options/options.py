@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 
 from algorithms import ALGORITHMS, Row
 from engine.model.contract import Sampling
-from engine.run.command_line import option
+from engine.options.command_line import option
 from family.tis import CORRECTIONS
 from tasks.table import TASKS, task_of
 

@@ -23,9 +23,9 @@ from algorithms import (
 from engine.base import ranks
 from engine.base.errors import UserError, unknown
 from engine.base.files import known_or_own
-from engine.run import checks, folder
-from engine.run.command_line import command, compose, flat, given
-from engine.run.options import (
+from engine.options import checks
+from engine.options.command_line import command, compose, flat, given
+from engine.options.options import (
     ALGORITHM_OPTIONS,
     ROW_FIELDS,
     DataOptions,
@@ -36,6 +36,7 @@ from engine.run.options import (
     SamplingOptions,
     UpdateOptions,
 )
+from engine.run import folder
 from tasks.table import task_of
 
 COMPARED = {"cppo": "grpo", "grpo": "cppo"}
