@@ -292,10 +292,8 @@ def check(chosen):
         raise UserError("--model toy is another base model for each of these data sets: evaluate "
                         "them one by one, or name a --model.")
     if not uses_ours(config.sampler):
-        if "sampler" in chosen:
-            raise UserError(
-                f"--sampler {config.sampler} is not built on the project's sampler: leave it out.")
-        config.sampler = "ours"  # the run sampled with something else
+        raise UserError(f"--sampler {config.sampler} is not built on the project's sampler: write "
+                        "--sampler ours.")
     check_columns(config.columns, config.benchmark)
     if config.judge is not None:
         load_rewards([config.judge], option="--judge")

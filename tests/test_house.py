@@ -10,7 +10,8 @@ import pytest
 
 from tests.helpers.runs import ROOT, python
 
-ROOMS = ["base", "model", "data", "scoring", "options", "run", "report"]  # each knows itself and those before it
+# each knows itself and those before it
+ROOMS = ["base", "model", "data", "scoring", "options", "run", "report"]
 LABORATORY = {"experiments", "conformance", "examples", "notebooks", "tests"}
 FOLDERS = (".", "loop", "answers", "family", "tasks", "judges", "tools", "engine/*")
 FILES = [

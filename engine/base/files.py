@@ -82,6 +82,11 @@ def own_module(path, option):
     return module
 
 
+def names_file(word):
+    """Whether a word names something of a user's own file, FILE.py:NAME."""
+    return word.partition(":")[0].endswith(".py")
+
+
 def known_or_own(word, known, kind, option):
     """The function or class that `word` names: one of `known`, {name: function}, or that of the
     user's own file, FILE.py:NAME.
@@ -91,9 +96,9 @@ def known_or_own(word, known, kind, option):
     """
     if word in known:
         return known[word]
-    path, _, name = word.partition(":")
-    if not path.endswith(".py"):
+    if not names_file(word):
         raise UserError(f"{option}: {unknown(kind, word, known)}, and FILE.py:NAME.")
+    path, _, name = word.partition(":")
     module = own_module(path, option)
     function = getattr(module, name, None)
     if not callable(function):

@@ -8,10 +8,12 @@ from pathlib import Path
 from engine.base import files, progress, ranks
 from engine.data.questions import fingerprint
 from engine.data.rows import same_rows
+from engine.model.networks import uses_ours
+from engine.options.command_line import flat, words_from
 from engine.options.config import compared
 from engine.report.metrics import COUNTS, first_group, mean, phase_totals
 from engine.run import checkpoint
-from engine.run.folder import ANSWERS
+from engine.run.folder import ANSWERS, own_files
 from tasks.table import task_of
 
 LINES = ("metrics.jsonl", "samples.jsonl")  # a line of each for each step
@@ -243,4 +245,14 @@ def report(summary, config):
     print(f"look      {folder}/curves.png")
     if line := compared(config):
         print(f"compare   {line}")
-    print("evaluate ", shlex.join(["python", "eval.py", "--model", folder]))
+    print("evaluate ", evaluated(config))
+
+
+def evaluated(config):
+    """The command that evaluates a run. It names the Python files of the run's judge and sampler,
+    because eval.py does not take them from run.json."""
+    own = own_files(flat(config))
+    if not uses_ours(config.sampling.sampler):
+        own["sampler"] = "ours"
+    return shlex.join(
+        ["python", "eval.py", "--model", config.run.output_dir, *words_from(own)])

@@ -1,6 +1,7 @@
 """The folder of a run: whose it is, and that one job alone writes it.
 
-    run.json    the options of the run; a resume writes those with which it goes on
+    run.json    the options of the run; a resume writes those with which it goes on, and only a
+                resume imports the Python files that it names
     run.lock    is locked while a job writes the folder, and names the first process of the job
     answers.jsonl   the answers to the test questions after training, in the form of eval.py
 
@@ -11,6 +12,7 @@ import contextlib
 import itertools
 import json
 import os
+import shlex
 import shutil
 import socket
 from pathlib import Path
@@ -21,7 +23,7 @@ from engine.base.errors import UserError
 from engine.data.questions import hold_out, names_others
 from engine.data.rows import read_rows, same_rows
 from engine.model.folders import checkpoints, resolve_model
-from engine.options.command_line import flat
+from engine.options.command_line import flat, words_from
 from engine.scoring.score import judged_alike
 from tasks.table import TASKS
 
@@ -65,7 +67,11 @@ def options_of(run_dir):
 def as_in_the_run(chosen):
     """{option of eval.py: value}: those that were given, and those of the run that `model` names,
     its folder or a checkpoint's. So its questions are judged as the run has judged them. For
-    another benchmark only all options of the run are added, as "run". chosen: {option: value}."""
+    another benchmark only all options of the run are added, as "run". chosen: {option: value}.
+
+    Raises UserError if the run's judge or sampler is a Python file, and no other one was given: the
+    folder may be a stranger's.
+    """
     model = Path(chosen.get("model", ""))
     found = [folder for folder in (model, model.parent) if (folder / "run.json").is_file()]
     if not found:
@@ -79,12 +85,25 @@ def as_in_the_run(chosen):
     options = {name: run.get(name) for name in same} | {"run": run, "benchmark": [benchmark]}
     if benchmark in TASKS:
         del options["columns"]  # those of the table are known
-    if ":" in run["sampler"]:  # one of the user's own
-        options["sampler"] = run["sampler"]
+    missing = {name: word for name, word in own_files(run).items() if name not in chosen}
+    if missing:
+        words = shlex.join(words_from(missing))
+        raise UserError(f"{found[0]}/run.json names Python files, and eval.py imports only those "
+                        f"that its command names: read them, then add {words}, or give other "
+                        "values.")
     if judged_alike(run["dataset"], benchmark):
         options["judge"] = run["rewards"][0]
         options["measure"] = run.get("measure", "accuracy")
     return options | chosen
+
+
+def own_files(run):
+    """{option of eval.py: FILE.py:NAME} of the Python files that judge and sample in an evaluation
+    of a run. run: its options, {name: value}."""
+    words = {"sampler": run["sampler"]}
+    if judged_alike(run["dataset"], run["eval_dataset"] or run["dataset"]):
+        words["judge"] = run["rewards"][0]
+    return {name: word for name, word in words.items() if files.names_file(word)}
 
 
 def rows_for_eval(name, config):

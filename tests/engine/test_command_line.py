@@ -1,4 +1,4 @@
-"""engine/options/command_line.py: command line, recipe, and a user's mistakes as one sentence each."""
+"""engine/options/command_line.py: command line, recipe, and a user's mistakes in a sentence."""
 
 import math
 import re

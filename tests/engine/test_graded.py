@@ -93,17 +93,18 @@ def test_best_begins_anew_and_a_resume_and_eval_know_it(made, tmp_path, monkeypa
 
     monkeypatch.setenv("STEP_OF_TEST", "0")  # the values of this evaluation are 0 and 1
     words = f"--questions 6 --samples 2 --model {killed}"
-    evaluation.main(words.split())
+    judged = f"{words} --judge {tmp_path}/own.py:later"
+    evaluation.main(judged.split())
     shown = capsys.readouterr().out
     assert "reward, avg@2" in shown and not re.search("right|accuracy|maj", shown)
     scores = json.loads((killed / "eval-toy.json").read_text())
     assert {*scores["sampled"]["intervals"]} == {"reward"} and 0 < scores["sampled"]["reward"] < 1
-    evaluation.main(words.split())  # from its file
+    evaluation.main(judged.split())  # from its file
     assert capsys.readouterr().out == shown
     evaluation.main(f"{words} --judge toy_accuracy --output_dir {tmp_path}/other".split())
     assert "the most likely answer is right" in capsys.readouterr().out
     monkeypatch.setenv("STEP_OF_TEST", "9")
-    evaluation.main(f"{words} --output_dir {tmp_path}/late".split())
+    evaluation.main(f"{judged} --output_dir {tmp_path}/late".split())
     compare.main([f"{killed}/eval-toy.jsonl", f"{tmp_path}/late/eval-toy.jsonl"])
     said = capsys.readouterr().out
     assert "greedy reward " in said and " 0.3000 " in said

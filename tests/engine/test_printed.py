@@ -14,6 +14,7 @@ from engine.base import files
 from engine.base.errors import UserError
 from engine.options.command_line import given
 from engine.options.config import Config, compared, config_of
+from engine.report.logs import evaluated
 from engine.run.folder import as_in_the_run, keep_options
 from tests.helpers.runs import ROOT, run, sums, written
 from tests.test_train import stop_after
@@ -133,11 +134,19 @@ def test_another_model_or_benchmark_takes_nothing_of_a_run(tmp_path):
     assert config.max_new_tokens is None
 
 
-def test_a_run_that_sampled_with_another_sampler_is_evaluated_with_ours(tmp_path):
-    generate = f"{ROOT}/examples/my_sampler.py:Generate"
-    config, _ = config_of({"sampler": generate, "output_dir": str(tmp_path)})
+@pytest.mark.parametrize("own, sampler", [
+    ("my_tool.py:WithCalculator", f"{ROOT}/examples/my_tool.py:WithCalculator"),
+    ("my_sampler.py:Generate", "ours"),
+])
+def test_a_run_with_a_sampler_of_ones_own_is_evaluated_with_it_if_it_is_built_on_ours(
+    own, sampler, tmp_path
+):
+    config, _ = config_of({"sampler": f"{ROOT}/examples/{own}", "output_dir": str(tmp_path)})
     keep_options(tmp_path, config)
-    assert as_in_the_run({"model": str(tmp_path)})["sampler"] == generate
-    assert evaluation.check({"model": str(tmp_path)}).sampler == "ours"
-    with pytest.raises(UserError, match="leave it out"):
-        evaluation.check({"model": str(tmp_path), "sampler": generate})
+    words = shlex.split(evaluated(config))[2:]
+    assert evaluation.check(given(evaluation.Config, words)).sampler == sampler
+
+
+def test_a_sampler_that_is_not_built_on_ours_is_refused():
+    with pytest.raises(UserError, match="Generate is not built on .* write --sampler ours"):
+        evaluation.check({"sampler": f"{ROOT}/examples/my_sampler.py:Generate"})

@@ -1,4 +1,4 @@
-"""engine/base/progress.py, engine/report/logs.py and interrupt.py: what a run says while it works."""
+"""progress.py, logs.py and interrupt.py of engine: what a run says while it works."""
 
 import io
 import json
