@@ -8,9 +8,9 @@ so every device should get as much to do as the others. A device computes its co
 micro-batches. The papers do not say how it cuts them.
 
 Training uses `questions_per_step`. It uses `micro_batches` for models that cannot compute a prompt
-once for all its completions; for the others engine/model/cutting.py has a cut that counts a prompt
-once. The code that trains does not use `fill`, `balance` and `step_time`: they are here to be
-copied. Plain Python, no torch.
+once for all its completions. For the others loop/batches.py counts a prompt once. The code that
+trains does not use `fill`, `balance` and `step_time`: they are here to be copied. Plain Python, no
+torch.
 """
 
 import heapq

@@ -23,6 +23,7 @@ import torch
 from answers import to_number
 from engine.base import files, progress, ranks
 from engine.base.errors import UserError
+from engine.base.program import run_program
 from engine.data.questions import fingerprint, with_prompts
 from engine.data.rows import check_columns, check_dataset
 from engine.model.contract import Sampling
@@ -30,7 +31,7 @@ from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
 from engine.model.networks import make_sampler, uses_ours
 from engine.model.sampler import Sampler
-from engine.options.command_line import compose, given, option, run_program
+from engine.options.command_line import compose, given, option
 from engine.run.folder import as_in_the_run, rows_for_eval
 from engine.scoring.gold_answers import notes_on_lost, right_alone
 from engine.scoring.score import Reward, is_grade, is_own, load_rewards, read, reward_columns, score

@@ -29,18 +29,17 @@ from dataclasses import replace
 import torch
 
 from engine.base import progress, ranks
+from engine.base.program import run_program
 from engine.base.progress import Clock
 from engine.data.questions import rows_of_run
 from engine.model.critic import estimate
-from engine.options.command_line import run_program
-from engine.options.config import open_run
 from engine.report import logs
 from engine.report.metrics import summarize
 from engine.report.plan_command import print_plan
 from engine.report.preview import show
 from engine.run import checkpoint
-from engine.run.begin import begin
-from engine.run.folder import alone, keep_options, run_folder
+from engine.run.begin import begin, open_run
+from engine.run.folder import alone, how_to_resume, keep_options, run_folder
 from engine.run.interrupt import Interrupt, in_one_sentence
 from engine.scoring.score import is_grade
 from eval import examine, sample_batch
@@ -186,7 +185,7 @@ def main(argv):
         try:
             code = train(config, algorithm, device, rows, notes)
         except KeyboardInterrupt:
-            progress.note(f"stopped at once. {checkpoint.how_to_resume(folder)}")
+            progress.note(f"stopped at once. {how_to_resume(folder)}")
             code = 130
         except (RuntimeError, OSError, FloatingPointError) as error:
             raise in_one_sentence(error, folder) from None

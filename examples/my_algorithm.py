@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 import train
 from algorithms import ALGORITHMS
-from engine.options.command_line import run_program
+from engine.base.program import run_program
 
 
 def by_length(rollout):

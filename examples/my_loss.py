@@ -30,7 +30,7 @@ import torch
 
 import train
 from algorithms import ALGORITHMS
-from engine.options.command_line import run_program
+from engine.base.program import run_program
 from grpo import clipped_surrogate, importance_ratio, kl_k3
 
 

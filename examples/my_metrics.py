@@ -7,8 +7,8 @@
 def metrics(step):
     """{name: number} of a step, on this device.
 
-    step: a Step of loop/records.py, with the rollout (what was sampled), the advantages (Q, G), the rows
-    of the kept completions, and the metrics that are logged anyway.
+    step: a Step of loop/records.py, with the rollout (what was sampled), the advantages (Q, G), the
+    rows of the kept completions, and the metrics that are logged anyway.
     """
     texts = step.rollout.texts
     thinking = sum("<think>" in text for text in texts) / len(texts)

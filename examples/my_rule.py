@@ -18,8 +18,8 @@ from cppo import batch_rows, prune
 def per_token(rollout, advantages, k):
     """The k completions of each question with the largest |A_i| / |o_i|.
 
-    rollout: what was sampled (loop/records.py: Rollout). advantages: (Q, G). Returns rows of the batch,
-    (Q·k,).
+    rollout: what was sampled (Rollout of loop/records.py). advantages: (Q, G). Returns rows of the
+    batch, (Q·k,).
     """
     # |A_i| / |o_i|
     score = advantages.abs() / rollout.lengths

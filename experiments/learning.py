@@ -32,7 +32,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base import progress
 from engine.base.errors import UserError
-from engine.options.command_line import option, parse, run_program
+from engine.base.program import run_program
+from engine.options.command_line import option, parse
 from engine.options.config import config_of
 from experiments.library import toy_model
 from experiments.library.bench import (

@@ -28,11 +28,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from algorithms import resolve
+from engine.base.program import run_program
 from engine.data.questions import load_questions
 from engine.model.logprobs import Policy
 from engine.model.networks import Networks, add_optimizer, networks_around
 from engine.model.precision import choose_dtype
-from engine.options.command_line import parse, run_program
+from engine.options.command_line import parse
 from engine.options.config import config_of
 from engine.scoring.score import Reward
 from experiments.library import toy_model

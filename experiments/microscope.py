@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 import nano
 from engine.base.errors import UserError
-from engine.options.command_line import option, parse, run_program
+from engine.base.program import run_program
+from engine.options.command_line import option, parse
 
 # the page of a step; for another step only its data change
 PAGE = Path(__file__).parents[1] / "docs/step.html"

@@ -17,7 +17,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base import files
-from engine.options.command_line import parse, run_program
+from engine.base.program import run_program
+from engine.options.command_line import parse
 from experiments.library.bench import heading, markdown_table
 from experiments.library.plot import colour, dots, panels, save
 from experiments.library.study import (

@@ -34,10 +34,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from algorithms import ALGORITHMS, constant, resolve, token_mean
 from engine.base.errors import UserError
+from engine.base.program import run_program
 from engine.data.questions import load_questions
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy
-from engine.options.command_line import option, parse, run_program
+from engine.options.command_line import option, parse
 from engine.run.folder import options_of
 from experiments import memory
 from experiments.library import plot, toy_model

@@ -45,11 +45,12 @@ from transformers import PrinterCallback, TrainerCallback
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base.errors import UserError
+from engine.base.program import run_program
 from engine.data.questions import load_questions
 from engine.model.loading import fewer_kernels, keep_freed_memory
 from engine.model.logprobs import Policy
 from engine.model.precision import choose_dtype
-from engine.options.command_line import option, parse, run_program
+from engine.options.command_line import option, parse
 from engine.options.config import config_of
 from engine.scoring.score import Reward
 from experiments.library import toy_model

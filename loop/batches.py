@@ -1,16 +1,23 @@
 """How the kept completions of a step are cut: into mini-batches, and these into micro-batches.
 
 A mini-batch gets one optimizer step. The weights of its tokens are those of the loss. A micro-batch
-is what a device computes at a time.
+is what a device computes at a time. The papers do not say how to cut. Here the cut costs few tokens
+(allocate.py, engine/model/forward_cost.py).
 """
 
+import math
 from dataclasses import replace
 
 import torch
 
+from allocate import micro_batches
 from engine.base import ranks
-from engine.model.cutting import rows_of_micro_batches
+from engine.model.forward_cost import SequenceCost, forward_cost
+from engine.model.logprobs import computed_lengths
+from engine.model.pace import PACES
 from loop.records import Batch, Cut
+
+# --- mini-batches ---
 
 
 def cut_into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
@@ -78,6 +85,9 @@ def prefixes(batch):
     return cut.rows(range(len(batch.prompts)))
 
 
+# --- micro-batches ---
+
+
 def cut_into_micro_batches(batch, max_tokens, policy):
     """Cut a batch. Returns [(rows, Batch of these rows)], at least one pair. For each pair a model
     computes at most `max_tokens` tokens, padding included; a completion that is longer is alone in
@@ -96,6 +106,36 @@ def cut_into_micro_batches(batch, max_tokens, policy):
     return pairs
 
 
+def rows_of_micro_batches(batch, max_tokens, policy):
+    """[(rows, whether a forward pass computes each different prompt only once)] of each
+    micro-batch. rows: on the CPU; a micro-batch that only fills up a device has none."""
+    second_pass = PACES[batch.tokens.device.type].second_pass
+    lengths = computed_lengths(batch.mask).tolist()
+    known = {}
+    rows = []
+    for i, prompt in enumerate(batch.prompts):
+        same = known.setdefault(tuple(prompt), len(known))
+        rows.append(SequenceCost(i, same, len(prompt), lengths[i]))
+    if policy.shares_prompts:
+        cut = cheaper_cut(rows, max_tokens, second_pass)
+    else:
+        cut = by_length(rows, max_tokens)
+    count = max(1, len(cut))
+    if policy.sharded:
+        # devices gather weights together, so each needs as many micro-batches as the others
+        most = ranks.all_reduce(batch.tokens.device, maxima={"count": count})
+        count = int(most["count"])
+    cut += [[]] * (count - len(cut))
+    pairs = []
+    for together in cut:
+        once = policy.sharded  # and as many passes as the others in each
+        if together and not policy.sharded:
+            _, once = forward_cost(together, second_pass)
+        numbers = torch.tensor([row.number for row in together], dtype=torch.long)
+        pairs.append((numbers, once and policy.shares_prompts))
+    return pairs
+
+
 def without_tokens(batch):
     """A batch with the same fields, of one completion without tokens. It adds 0 to every sum."""
     empty = {}
@@ -104,3 +144,64 @@ def without_tokens(batch):
         empty[name] = tensor.new_zeros(shape)
     mask = batch.mask.new_zeros((1, 0))
     return Batch([[0]], mask=mask, **empty)
+
+
+# --- ways to cut SequenceCosts ---
+
+
+def cheaper_cut(rows, max_tokens, second_pass):
+    """The cheaper of two ways to cut completions, for a model that may compute a prompt only once:
+    by the lengths of whole rows, or question by question. rows: SequenceCosts. Returns lists of
+    them.
+
+    A micro-batch of two or more completions costs at most `max_tokens`. second_pass: as for
+    `forward_cost`.
+    """
+    cheapest, least = None, math.inf
+    for cut in (question_by_question(rows, max_tokens, second_pass), by_length(rows, max_tokens)):
+        cost = 0
+        for together in cut:
+            tokens, once = forward_cost(together, second_pass)
+            cost += tokens + once * second_pass
+        if cost < least:
+            cheapest, least = cut, cost
+    return cheapest
+
+
+def by_length(rows, max_tokens):
+    """Rows of similar lengths share a micro-batch (allocate.py)."""
+    lengths = [row.prompt_tokens + row.tokens for row in rows]
+    return [[rows[i] for i in numbers] for numbers in micro_batches(lengths, max_tokens)]
+
+
+def question_by_question(rows, max_tokens, second_pass):
+    """First each question's completions are cut into pieces of similar lengths. Then pieces of
+    similar lengths share a micro-batch. The longest come first.
+
+    A new piece begins if it saves more tokens than the prompt has, which it repeats. It saves
+    padding: the completions that are left are padded to the longest of them.
+    """
+    groups = {}
+    for row in sorted(rows, key=lambda row: -row.tokens):
+        groups.setdefault(row.prompt, []).append(row)
+    pieces = []
+    for group in groups.values():
+        pieces.append(group[:1])
+        for n, row in enumerate(group[1:], 1):
+            saved = (len(group) - n) * (pieces[-1][0].tokens - row.tokens)
+            together = [*pieces[-1], row]
+            tokens, _ = forward_cost(together, second_pass)
+            if tokens <= max_tokens and saved <= row.prompt_tokens:
+                pieces[-1] = together
+            else:
+                pieces.append([row])
+    pieces.sort(key=lambda piece: -piece[0].tokens)
+    batches = pieces[:1]
+    for piece in pieces[1:]:
+        together = batches[-1] + piece
+        tokens, _ = forward_cost(together, second_pass)
+        if tokens <= max_tokens:
+            batches[-1] = together
+        else:
+            batches.append(piece)
+    return batches

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base import files, progress
 from engine.base.errors import UserError
-from engine.options.command_line import run_program
+from engine.base.program import run_program
 from engine.report.metrics import AXES
 from engine.run.checkpoint import has_finished
 from engine.run.folder import ANSWERS, options_of

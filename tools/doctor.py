@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 from answers import extract_answer, gold_answer, same_number
 from engine.base import files, progress
 from engine.base.errors import UserError
-from engine.options.command_line import run_program
+from engine.base.program import run_program
 from engine.run.folder import options_of
 from engine.scoring.score import read
 from tools.forms import MARKS, nearest_miss

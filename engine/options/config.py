@@ -5,10 +5,8 @@ Options are layers. Each layer wins over those before it:
     defaults | data set's row | algorithm's row | the run that is resumed | recipe | command line
 """
 
-import os
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 from algorithms import (
@@ -24,7 +22,7 @@ from engine.base import ranks
 from engine.base.errors import UserError, unknown
 from engine.base.files import known_or_own
 from engine.options import checks
-from engine.options.command_line import command, compose, flat, given
+from engine.options.command_line import compose, flat
 from engine.options.options import (
     ALGORITHM_OPTIONS,
     ROW_FIELDS,
@@ -36,15 +34,7 @@ from engine.options.options import (
     SamplingOptions,
     UpdateOptions,
 )
-from engine.run import folder
 from tasks.table import task_of
-
-COMPARED = {"cppo": "grpo", "grpo": "cppo"}
-# what these two runs do not share: how they prune, and where they are
-NOT_COMPARED = ("algorithm", "keep", "pruning_rate", "allocation", "output_dir", "resume", "recipe")
-# what an accuracy depends on: accuracies that were measured with others cannot be compared
-MEASURED_WITH = ("eval_dataset", "eval_questions", "rewards", "max_new_tokens", "stop",
-                 "system_prompt", "chat_template_kwargs")
 
 
 @dataclass
@@ -130,70 +120,3 @@ def config_of(chosen):
     algorithm = algorithm_of(config.options)
     checks.check_options(config.options)
     return config, algorithm
-
-
-def compared(config):
-    """The command of the same run with GRPO in place of CPPO, or the other way round. None for
-    another algorithm, or if the other one refuses an option of this run."""
-    options = flat(config)
-    if options["algorithm"] not in COMPARED:
-        return None
-    chosen = {"algorithm": COMPARED[options["algorithm"]]}
-    chosen |= {name: options[name] for name in ("dataset", "steps") if options[name]}
-    usual = layers(chosen)
-    chosen |= {name: x for name, x in options.items() if x not in (None, usual[name])
-               and name not in NOT_COMPARED}
-    try:
-        config_of(chosen)
-    except UserError:
-        return None
-    return command(chosen)
-
-
-# --- a new run, or one that goes on ---
-
-
-def open_run(argv):
-    """(Config, Algorithm, notes) of a new run, or of a run to resume. notes: sentences about
-    options that surprise people."""
-    chosen = given(Config, argv)
-    if chosen.get("resume"):
-        chosen = saved_options(chosen) | chosen
-    config, algorithm = config_of(chosen)
-    o = config.options
-    if o.keep not in KEEP:
-        checks.try_rule(algorithm, o.keep)
-    if o.shard == "full" and o.plan is None and "WORLD_SIZE" not in os.environ:
-        raise UserError("--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with "
-                        "the number of your GPUs. On one device: --shard none, also to resume.")
-    if o.output_dir and not o.resume and o.plan is None and not o.check_rewards:
-        folder.refuse_used(o.output_dir)
-    return config, algorithm, checks.notes_on_options(o, algorithm)
-
-
-def saved_options(chosen):
-    """The options of the run in --output_dir. Those that make it what it is cannot change."""
-    run_dir = chosen.get("output_dir")
-    if not run_dir or not Path(run_dir, "run.json").is_file():
-        raise UserError("nothing to resume: --resume goes on with the run in --output_dir "
-                        "runs/NAME. Name a run there, or leave out --resume.")
-    if chosen.get("recipe"):
-        raise UserError("--resume goes on with the run's own options: leave out --recipe.")
-    saved = folder.options_of(run_dir)
-    other = saved.keys() - {"measure"} ^ flat(Config()).keys()
-    if other:
-        raise UserError(
-            f"{run_dir} was started by another version of train.py, with other options "
-            f"({', '.join(sorted(other))}): finish it with that version, or start a new run.")
-    fixed = ("model", "algorithm", "dataset", "columns", "group_size", "questions_per_step", "seed",
-             "lora", "eval_every")
-    if saved["eval_every"] or compose(Config, saved).data.tested:
-        fixed += MEASURED_WITH
-    for name in fixed:
-        was, now = saved[name], chosen.get(name, saved[name])
-        if name == "rewards":  # the first one says what is right
-            was, now = was[0], now[0]
-        if now != was:
-            raise UserError(f"{run_dir} was started with --{name} {was!s:.60}, not {now!s:.60}: "
-                            "leave that out, or start a new run.")
-    return saved

@@ -6,16 +6,20 @@ from dataclasses import asdict
 from pathlib import Path
 
 from engine.base import files, progress, ranks
+from engine.base.errors import UserError
 from engine.data.questions import fingerprint
 from engine.data.rows import same_rows
 from engine.model.networks import uses_ours
-from engine.options.command_line import flat, words_from
-from engine.options.config import compared
+from engine.options.command_line import command, flat, words_from
+from engine.options.config import config_of, layers
 from engine.report.metrics import COUNTS, first_group, mean, phase_totals
 from engine.run import checkpoint
 from engine.run.folder import ANSWERS, own_files
 from tasks.table import task_of
 
+COMPARED = {"cppo": "grpo", "grpo": "cppo"}
+# what these two runs do not share: how they prune, and where they are
+NOT_COMPARED = ("algorithm", "keep", "pruning_rate", "allocation", "output_dir", "resume", "recipe")
 LINES = ("metrics.jsonl", "samples.jsonl")  # a line of each for each step
 SHORT = 100  # tokens; the table shows only answers that are not longer
 
@@ -256,3 +260,21 @@ def evaluated(config):
         own["sampler"] = "ours"
     return shlex.join(
         ["python", "eval.py", "--model", config.run.output_dir, *words_from(own)])
+
+
+def compared(config):
+    """The command of the same run with GRPO in place of CPPO, or the other way round. None for
+    another algorithm, or if the other one refuses an option of this run."""
+    options = flat(config)
+    if options["algorithm"] not in COMPARED:
+        return None
+    chosen = {"algorithm": COMPARED[options["algorithm"]]}
+    chosen |= {name: options[name] for name in ("dataset", "steps") if options[name]}
+    usual = layers(chosen)
+    chosen |= {name: x for name, x in options.items() if x not in (None, usual[name])
+               and name not in NOT_COMPARED}
+    try:
+        config_of(chosen)
+    except UserError:
+        return None
+    return command(chosen)

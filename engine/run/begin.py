@@ -1,20 +1,81 @@
 """How a run begins, or goes on from its newest checkpoint."""
 
+import os
 from functools import partial
 from pathlib import Path
 
+from algorithms import KEEP
 from engine.base import progress, ranks
 from engine.base.errors import UserError
 from engine.data.questions import hold_out, names_others, questions_of_run
 from engine.model.networks import build
+from engine.options import checks
+from engine.options.command_line import compose, flat, given
+from engine.options.config import Config, config_of
 from engine.options.hooks import load_metrics
 from engine.run import checkpoint
+from engine.run.folder import options_of, refuse_used
 from engine.run.plan import choose_micro_batch_tokens
 from engine.run.state import Run, State, model_of
 from engine.scoring.gold_answers import notes_on_gold_answers, right_alone
 from engine.scoring.score import accuracy_reward, load_rewards
 
 PROJECT = Path(__file__).parents[2]
+# what an accuracy depends on: accuracies that were measured with others cannot be compared
+MEASURED_WITH = ("eval_dataset", "eval_questions", "rewards", "max_new_tokens", "stop",
+                 "system_prompt", "chat_template_kwargs")
+
+
+# --- its options ---
+
+
+def open_run(argv):
+    """(Config, Algorithm, notes) of a new run, or of a run to resume. notes: sentences about
+    options that surprise people."""
+    chosen = given(Config, argv)
+    if chosen.get("resume"):
+        chosen = saved_options(chosen) | chosen
+    config, algorithm = config_of(chosen)
+    o = config.options
+    if o.keep not in KEEP:
+        checks.try_rule(algorithm, o.keep)
+    if o.shard == "full" and o.plan is None and "WORLD_SIZE" not in os.environ:
+        raise UserError("--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with "
+                        "the number of your GPUs. On one device: --shard none, also to resume.")
+    if o.output_dir and not o.resume and o.plan is None and not o.check_rewards:
+        refuse_used(o.output_dir)
+    return config, algorithm, checks.notes_on_options(o, algorithm)
+
+
+def saved_options(chosen):
+    """The options of the run in --output_dir. Those that make it what it is cannot change."""
+    run_dir = chosen.get("output_dir")
+    if not run_dir or not Path(run_dir, "run.json").is_file():
+        raise UserError("nothing to resume: --resume goes on with the run in --output_dir "
+                        "runs/NAME. Name a run there, or leave out --resume.")
+    if chosen.get("recipe"):
+        raise UserError("--resume goes on with the run's own options: leave out --recipe.")
+    saved = options_of(run_dir)
+    other = saved.keys() - {"measure"} ^ flat(Config()).keys()
+    if other:
+        raise UserError(
+            f"{run_dir} was started by another version of train.py, with other options "
+            f"({', '.join(sorted(other))}): finish it with that version, or start a new run.")
+    fixed = ("model", "algorithm", "dataset", "columns", "group_size", "questions_per_step", "seed",
+             "lora", "eval_every")
+    if saved["eval_every"] or compose(Config, saved).data.tested:
+        fixed += MEASURED_WITH
+    for name in fixed:
+        was, now = saved[name], chosen.get(name, saved[name])
+        if name == "rewards":  # the first one says what is right
+            was, now = was[0], now[0]
+        if now != was:
+            raise UserError(f"{run_dir} was started with --{name} {was!s:.60}, not {now!s:.60}: "
+                            "leave that out, or start a new run.")
+    return saved
+
+
+# --- its networks, questions and state ---
 
 
 def begin(config, algorithm, device, rows):

@@ -30,7 +30,7 @@ from engine.base import files, progress, ranks
 from engine.base.errors import UserError, one_line
 from engine.model import shards
 from engine.model.folders import checkpoints
-from engine.options.command_line import command
+from engine.run.folder import how_to_resume
 
 # a single process saves alone: nothing is wrong
 warnings.filterwarnings("ignore", ".*torch.distributed is disabled")
@@ -196,14 +196,6 @@ def newest(run_dir):
 
 def has_finished(run_dir):
     return Path(run_dir, SUMMARY).exists()
-
-
-def how_to_resume(run_dir):
-    """The sentence that says how to resume a run that ended early."""
-    found = checkpoints(run_dir)
-    again = command({"output_dir": str(run_dir), "resume": True})
-    return (f"To go on from {found[-1].name}: {again}" if found
-            else "There was no checkpoint yet: only the steps so far are lost.")
 
 
 def resume(run_dir):

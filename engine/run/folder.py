@@ -23,7 +23,7 @@ from engine.base.errors import UserError
 from engine.data.questions import hold_out, names_others
 from engine.data.rows import read_rows, same_rows
 from engine.model.folders import checkpoints, resolve_model
-from engine.options.command_line import flat, words_from
+from engine.options.command_line import command, flat, words_from
 from engine.scoring.score import judged_alike
 from tasks.table import TASKS
 
@@ -62,6 +62,14 @@ def make_folder(output_dir, stem):
 def options_of(run_dir):
     """The options of the run, {name: value}."""
     return json.loads(Path(run_dir, "run.json").read_text(encoding="utf-8"))
+
+
+def how_to_resume(run_dir):
+    """The sentence that says how to resume a run that ended early."""
+    found = checkpoints(run_dir)
+    again = command({"output_dir": str(run_dir), "resume": True})
+    return (f"To go on from {found[-1].name}: {again}" if found
+            else "There was no checkpoint yet: only the steps so far are lost.")
 
 
 def as_in_the_run(chosen):

@@ -7,7 +7,7 @@ import torch
 
 from engine.base import progress, ranks
 from engine.base.errors import CANNOT_WRITE, UserError, one_line
-from engine.run import checkpoint
+from engine.run.folder import how_to_resume
 
 PATIENCE = 20  # seconds that a reward of the user's own has after a signal; many schedulers wait 30
 
@@ -52,7 +52,7 @@ class Interrupt:
     def tell(self, step, steps, run_dir):
         """Say how to go on. Returns the exit code: 130 after Ctrl-C, and 0 after SIGTERM, because a
         run that is ended from outside has not failed."""
-        progress.note(f"stopped after step {step} of {steps}. {checkpoint.how_to_resume(run_dir)}")
+        progress.note(f"stopped after step {step} of {steps}. {how_to_resume(run_dir)}")
         return 130 if self.asked == signal.SIGINT else 0
 
 
@@ -75,4 +75,4 @@ def in_one_sentence(error, run_dir):
         reason = "another process of this job has ended; torchrun names it and its reason."
     else:
         return error
-    return UserError(f"{reason} {checkpoint.how_to_resume(run_dir)}")
+    return UserError(f"{reason} {how_to_resume(run_dir)}")

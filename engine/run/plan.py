@@ -30,8 +30,8 @@ import torch
 
 from engine.base import ranks
 from engine.base.errors import UserError
-from engine.model.cutting import Row, forward_cost
 from engine.model.folders import prompt_room
+from engine.model.forward_cost import SequenceCost, forward_cost
 from engine.model.networks import check_rank
 from engine.model.pace import PACES
 from engine.model.precision import TINY, choose_dtype
@@ -228,7 +228,7 @@ def minibatch_tokens(algorithm, devices, prompt, completion):
     questions = math.ceil(algorithm.questions_per_step / algorithm.minibatches)
     whole = devices * algorithm.questions_per_step * algorithm.k / algorithm.minibatches
     kept = min(questions * algorithm.k, math.ceil(whole))
-    rows = [Row(i, i % questions, prompt, completion) for i in range(kept)]
+    rows = [SequenceCost(i, i % questions, prompt, completion) for i in range(kept)]
     tokens, _ = forward_cost(rows, GPU.second_pass)
     return tokens
 

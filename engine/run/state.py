@@ -15,7 +15,7 @@ from engine.model.folders import resolve_model
 from engine.model.networks import Networks, build
 from engine.options.config import Config
 from engine.run import checkpoint
-from engine.run.folder import keep_options
+from engine.run.folder import how_to_resume, keep_options
 from engine.scoring.score import Reward, is_grade, is_own
 from tasks.table import base_model
 
@@ -233,7 +233,7 @@ class Run:
             raise UserError(
                 f"stopped at step {self.state.step}: {failed} updates in a row had a loss or a "
                 "gradient that is not finite, and were skipped. Lower --lr, or look for NaN in a "
-                f"loss of your own. {checkpoint.how_to_resume(self.config.run.output_dir)}")
+                f"loss of your own. {how_to_resume(self.config.run.output_dir)}")
 
     def go_back(self):
         """After --stop_kl has ended the run: take the networks of the newest checkpoint. Says so,

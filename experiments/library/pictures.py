@@ -13,7 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
 
-from engine.options.command_line import option, parse, run_program
+from engine.base.program import run_program
+from engine.options.command_line import option, parse
 from experiments import learning, noise, reproduce
 from experiments.library.study import RESULTS, draw
 

@@ -18,6 +18,7 @@ from engine.model import folders
 from engine.model.logprobs import Policy
 from engine.report import logs
 from engine.run import checkpoint
+from engine.run.folder import how_to_resume
 from engine.run.state import State
 from tests.helpers.runs import written
 from tests.helpers.training import networks_around
@@ -81,7 +82,7 @@ def test_the_newest_checkpoints_are_kept_and_only_a_name_with_a_number_is_one(ne
     found = {path.name for path in tmp_path.iterdir()}
     assert found == others | {"checkpoint-999999", "checkpoint-1000000"}
     assert checkpoint.newest(tmp_path).name == "checkpoint-1000000"
-    assert "To go on from checkpoint-1000000: " in checkpoint.how_to_resume(tmp_path)
+    assert "To go on from checkpoint-1000000: " in how_to_resume(tmp_path)
 
 
 @pytest.mark.parametrize("harm", [

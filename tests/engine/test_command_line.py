@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine.base.errors import UserError
-from engine.options.command_line import flat, given, option, parse, run_program, within
+from engine.base.program import run_program
+from engine.options.command_line import flat, given, option, parse, within
 from engine.options.config import Config as RunConfig
 from engine.options.names import NAMES
 from tests.helpers.runs import ROOT
@@ -162,7 +163,7 @@ def test_a_program_ends_with_a_code_and_at_most_one_line(main, code, said, monke
 
 
 PRINTS = """
-from engine.options.command_line import run_program
+from engine.base.program import run_program
 run_program(lambda argv: print("a line", flush=True))
 """
 

@@ -149,8 +149,8 @@ def test_two_nodes_train_as_one_node_with_two_devices(small, undisturbed, tmp_pa
 if __name__ == "__main__":
     import train
     from engine.base import ranks
+    from engine.base.program import run_program
     from engine.model.sampler import Sampler
-    from engine.options.command_line import run_program
     from loop import update
 
     places = {

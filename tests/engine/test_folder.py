@@ -15,7 +15,7 @@ import pytest
 import train
 from engine.base.errors import UserError
 from engine.model.folders import checkpoints
-from engine.options.config import open_run
+from engine.run.begin import open_run
 from engine.run.folder import alone, make_folder
 from tasks import toy
 from tests.helpers.runs import go_on, metrics_of, run

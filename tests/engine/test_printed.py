@@ -13,8 +13,8 @@ import train
 from engine.base import files
 from engine.base.errors import UserError
 from engine.options.command_line import given
-from engine.options.config import Config, compared, config_of
-from engine.report.logs import evaluated
+from engine.options.config import Config, config_of
+from engine.report.logs import compared, evaluated
 from engine.run.folder import as_in_the_run, keep_options
 from tests.helpers.runs import ROOT, run, sums, written
 from tests.test_train import stop_after

@@ -5,7 +5,8 @@ import pytest
 from engine.base.errors import UserError
 from engine.options.checks import notes_on_options
 from engine.options.command_line import given
-from engine.options.config import Config, compared, config_of
+from engine.options.config import Config, config_of
+from engine.report.logs import compared
 from engine.run.state import Run, State, learning_rate
 from loop.records import Step
 

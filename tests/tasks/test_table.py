@@ -12,7 +12,7 @@ import eval as evaluation
 import train as training
 from engine.base.errors import UserError
 from engine.data.questions import load_questions
-from engine.options.config import open_run
+from engine.run.begin import open_run
 from engine.scoring.score import REWARDS
 from experiments.library.toy_model import make_tokenizer
 from tasks.table import TASKS, Hub, Task, task_of

@@ -4,19 +4,15 @@ import random
 
 import pytest
 
-from engine.model.cutting import (
-    Row,
-    by_length,
-    cheaper_cut,
-    forward_cost,
-    question_by_question,
-)
+from engine.model.forward_cost import SequenceCost, forward_cost
 from engine.model.pace import PACES
+from loop.batches import by_length, cheaper_cut, question_by_question
 
 
 def rows_of(prompts, lengths):
     """prompts: the tokens of each. Those with equally many are equal. lengths: of completions."""
-    return [Row(i, tokens, tokens, n) for i, (tokens, n) in enumerate(zip(prompts, lengths))]
+    pairs = enumerate(zip(prompts, lengths))
+    return [SequenceCost(i, tokens, tokens, n) for i, (tokens, n) in pairs]
 
 
 @pytest.mark.parametrize("prompts, lengths, cost", [
@@ -83,7 +79,7 @@ def test_a_question_is_cut_by_hand(prompts, lengths, max_tokens, expected):
 
 
 def test_questions_share_a_micro_batch_if_they_fit():
-    rows = [Row(i, i // 16, 150, 10) for i in range(32)]
+    rows = [SequenceCost(i, i // 16, 150, 10) for i in range(32)]
     assert cheaper_cut(rows, 2048, 128) == [rows]
     assert cheaper_cut(rows, 1000, 128) == [rows[:16], rows[16:]]
     # on a GPU a second pass costs more: 32 rows of 160 tokens are less than 5,120 + 4,096
