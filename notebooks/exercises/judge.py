@@ -93,12 +93,16 @@ def judge_file(path, only):
         print(f"{name}: {words}", flush=True)
 
 
-if __name__ == "__main__":
+def main(argv):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", help="one of yours, which `make.py` beside this file makes")
     parser.add_argument("functions", nargs="*", help="of the file; none: all of them")
-    words = parser.parse_args()
+    words = parser.parse_args(argv)
     if not Path(words.file).is_file():
         parser.error(f"there is no file {words.file}")
     judge_file(words.file, words.functions)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
