@@ -58,6 +58,14 @@ def browser(chromium):
 LONGEST = ("test_main_job", "test_notebooks", "test_ranks", "test_train", "test_checkpoint")
 
 
+def pytest_configure(config):
+    """With `-n 2` each of two processes takes whole files, because the tests of a file share what
+    they make."""
+    if getattr(config.option, "dist", None) == "load":
+        config.option.dist = "loadfile"
+        config.option.loadscopereorder = False
+
+
 def pytest_collection_modifyitems(items):
     """The files that take longest come first (pytest-xdist keeps this order), so that both
     processes end together."""

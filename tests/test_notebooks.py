@@ -7,11 +7,14 @@ notebooks/[1-7]*.ipynb
 
 import re
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from tests.helpers.runs import ROOT
+
+HOW = "pip install -r requirements-dev.txt"
+nbclient = pytest.importorskip("nbclient", reason=HOW)
+nbformat = pytest.importorskip("nbformat", reason=HOW)
+pytest.importorskip("ipykernel", reason=HOW)
 
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("[1-9]_*.ipynb"))
@@ -70,5 +73,7 @@ def test_the_lab_runs_alone_in_an_empty_folder(tmp_path, monkeypatch):
         for cell in cells:
             cell.source = cell.source.replace(long, short)
     resources = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
+    client = nbclient.NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources=resources)
+    client.execute()
     assert (tmp_path / "grpo-cppo/runs/compared.png").is_file()

@@ -1,5 +1,5 @@
 """What a package index, a citation and an editable install read: pyproject.toml says the same as
-requirements.txt, CITATION.cff, docs/CHANGELOG.md and the files themselves."""
+the two files of requirements, CITATION.cff, docs/CHANGELOG.md and the files themselves."""
 
 import re
 import tomllib
@@ -18,13 +18,17 @@ def ranges(lines):
     return {r.name: r.specifier for r in map(Requirement, lines)}
 
 
+def required(name):
+    return ranges((ROOT / name).read_text().splitlines())
+
+
 def test_the_project_needs_what_requirements_txt_installs():
-    pinned = ranges((ROOT / "requirements.txt").read_text().splitlines())
-    tests = PYPROJECT["dependency-groups"]["dev"]
-    needed = ranges(PROJECT["dependencies"] + PROJECT["optional-dependencies"]["train"] + tests)
+    pinned = required("requirements.txt")
+    needed = ranges(PROJECT["dependencies"] + PROJECT["optional-dependencies"]["train"])
     [torch] = pinned.pop("torch")  # requirements.txt pins it, and the project takes a range
     assert torch.operator == "==" and torch.version in needed.pop("torch")
     assert needed == pinned
+    assert ranges(PYPROJECT["dependency-groups"]["dev"]) == required("requirements-dev.txt")
 
 
 def test_a_wheel_holds_what_people_copy_and_all_of_it():

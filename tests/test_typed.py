@@ -234,6 +234,8 @@ def check_command(line, pytest_parser):
         elif first == "python":
             check_program(words[0], words[1:])
         elif first == "pytest":
+            if "-n" in words:
+                pytest.importorskip("xdist", reason="pip install -r requirements-dev.txt")
             unknown = pytest_parser.parse_known_and_unknown_args(words)[1]
             assert not unknown, f"pytest does not know {unknown}"
         else:

@@ -1,6 +1,7 @@
 """Puts docs/step.html together: the equations of book.md, each with the line that computes it
 (quoted from the file itself), the page's style and JavaScript, and the numbers that stand in it.
 
+    pip install -r requirements-dev.txt
     python docs/step/build.py            to renew the numbers: python experiments/microscope.py
 """
 

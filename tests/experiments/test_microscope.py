@@ -13,7 +13,6 @@ import allocate
 import cppo
 import grpo
 import nano
-from docs.step import build
 from experiments import microscope
 from experiments.microscope import PAGE, completion_of, page_data, page_of
 from family import ppo
@@ -150,6 +149,9 @@ def test_the_log_probabilities_are_those_of_each_model(seen, loaded):
 
 
 def test_the_page_is_what_its_parts_make():
+    pytest.importorskip("latex2mathml", reason="pip install -r requirements-dev.txt")
+    from docs.step import build
+
     text = PAGE.read_text()
     # another version of the converter may write other MathML
     here, made = (re.sub("(<math.*?>).*?</math>", r"\1", x) for x in (text, build.page(text)))
