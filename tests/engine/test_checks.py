@@ -1,24 +1,20 @@
 """engine/options/checks.py and config.py: what is refused before any work."""
 
-import errno
 import os
 import re
 
 import pytest
-import torch
-from transformers import AutoConfig
 
 import train
 from algorithms import ALGORITHMS
 from engine.base.errors import UserError
 from engine.options.checks import notes_on_options
-from engine.options.command_line import flat, given
-from engine.options.config import Config, config_of
+from engine.options.command_line import given
+from engine.options.config import Config, config_of, open_run
 from engine.run.begin import open_run
-from engine.run.interrupt import in_one_sentence
 from tasks import toy
 from tasks.table import TASKS
-from tests.helpers.runs import run, sums, written
+from tests.helpers.runs import written
 
 BAD = """
 --pruning_rate 1
@@ -83,6 +79,10 @@ BAD = """
 --output_dir mine
 --check_rewards --plan
 --lr -1e-4
+--stop=
+--shard full
+--rewards toy_accuracy,format_reward
+--dataset toy_code --eval_dataset toy
 """
 
 
@@ -98,49 +98,25 @@ def test_bad_input_is_refused_in_one_sentence_before_any_work(words, tmp_path, m
         monkeypatch.setattr(train, work, lambda *_, **__: pytest.fail("it was not refused"))
     with pytest.raises(UserError) as error:
         train.main(words.split())
-    named = {word.partition(":")[0].lstrip("-") for word in words.split()}
+    named = {re.split("[:=]", word)[0].lstrip("-") for word in words.split()}
     assert named & set(re.findall(r"[\w./-]*\w", str(error.value).replace("--", "")))
     assert "\n" not in str(error.value) and os.listdir() == ["mine"]  # nothing was begun
 
 
-@pytest.mark.parametrize("words, said", [
-    ("--algorithm gprpo", r"unknown .*: did you mean grpo\?"),
-    ("--algorithm CPPO", r"unknown .*: did you mean cppo\?"),
-    ("--stop=", "--stop is given an empty text"), ("--model=", "holds no model"),
-    ("--keep largest_ab", r"unknown .*: did you mean largest_abs\?"),
-    ("--eval_dataset maths", r"unknown .*: did you mean math\?"),
-    ("--sampler our", r"unknown .*: did you mean ours\?"),
-    ("--shard None --rewards toy_accuracy,format_reward", "put spaces, not commas"),
-    ("--shard full", "On one device: --shard none"),
-    ("--rewards format_rewards:2", r"unknown .*: did you mean format_reward\?"),
-    # the toy has another base model there
-    ("--dataset toy_code --eval_dataset toy", "leave out --eval_dataset"),
-    ("--dataset mine.jsonl --eval_dataset toy_code", "leave out --eval_dataset"),
-])
-def test_a_sentence_says_what_to_write_instead(words, said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    written(tmp_path / "mine.jsonl", sums(1))
-    with pytest.raises(UserError, match=said):
-        open_run(words.split())
-
-
 RULES = """
 def rows(rollout, advantages, k): return "rows"
-def nothing(rollout, advantages, k): pass
 def mask(rollout, advantages, k): return advantages.abs() > 1
 def level(rollout, advantages, k): return [row["level"] for row in rollout.questions]
-def fails(rollout, advantages, k): raise ValueError
 def short(rollout): return rollout.lengths
 def means(rollout): return rollout.total.mean(1, keepdim=True)
 """
 
 
 @pytest.mark.parametrize("algorithm, name, said", [
-    ("cppo", "rows", "TypeError"), ("cppo", "nothing", "RuntimeError: .*NoneType"),
-    ("cppo", "short", "TypeError: .*takes 1 positional"),
+    ("cppo", "rows", "TypeError"), ("cppo", "short", "TypeError: .*takes 1 positional"),
     ("gfpo", "mask", "TypeError: .*missing 2"), ("gfpo", "means", "a metric must be finite"),
     ("cppo", "mask", None), ("gfpo", "short", None),
-    ("cppo", "level", None), ("cppo", "fails", None),  # it may need more than is made up
+    ("cppo", "level", None),  # it may need more than is made up
 ])
 def test_a_rule_or_a_metric_of_ones_own_is_tried_before_any_work(algorithm, name, said, tmp_path):
     (tmp_path / "mine.py").write_text(RULES)
@@ -153,53 +129,15 @@ def test_a_rule_or_a_metric_of_ones_own_is_tried_before_any_work(algorithm, name
     assert "\n" not in str(error.value)
 
 
-def test_a_run_that_is_refused_after_its_model_is_loaded_leaves_no_empty_folder(
-    small, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    half = AutoConfig.from_pretrained(small).max_position_embeddings // 2
-    with pytest.raises(UserError, match=f"no room for a prompt: try --max_new_tokens {half}[.]"):
-        train.main(["--model", small, "--max_new_tokens", "100000"])
-    assert list((tmp_path / "runs").iterdir()) == []
-
-
-def test_ctrl_c_twice_ends_a_run_at_once(tmp_path, monkeypatch, capsys):
-    def stopped(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(train, "train", stopped)
-    assert run("toy", tmp_path / "run") == 130
-    assert "stopped at once. There was no checkpoint yet" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("error, words", [
-    (torch.OutOfMemoryError("x"), "^out of memory .*`--plan` shows what takes it. "),
-    (OSError(errno.ENOSPC, "x"), "^nothing can be written [(]x[)]: make room"),
-    (FloatingPointError("x"), "^the model's logits .*lower --lr. "),
-    (RuntimeError("x"), None),
-])  # fmt: skip
-def test_what_the_user_can_change_ends_a_run_in_one_sentence(error, words, tmp_path):
-    found = in_one_sentence(error, tmp_path)
-    assert re.search(words or "x$", str(found)) and (type(found) is UserError) == bool(words)
-
-
 @pytest.mark.parametrize("words, noted", [
-    ("--lora 4", "--lora"), ("--lora 4 --lr 1e-5", ""), ("--algorithm gfpo", ""),
-    ("--clip_low 1", "--clip_low"), ("--clip_low 1e9", ""), ("--algorithm cispo", ""),
-    ("--algorithm sapo", ""),  # it has no clip
+    ("--lora 4", "--lora"), ("--clip_low 1", "--clip_low"), ("--algorithm gfpo", ""),
     # 8 questions keep 4 of 16 completions each, and allocation makes them 32
     ("--minibatches 129", "--minibatches"), ("--minibatches 128", ""),
-])  # fmt: skip
-def test_an_option_that_surprises_is_noted_and_no_other(words, noted, monkeypatch):
+])
+def test_an_option_that_surprises_is_noted_and_no_other(words, noted):
     config, algorithm = config_of(given(Config, words.split()))
     notes = notes_on_options(config.options, algorithm)
     assert [note.split()[0].strip(":") for note in notes] == noted.split()
-    # a resumed run reads its options with all values filled in
-    again, algorithm = config_of(flat(config))
-    assert notes_on_options(again.options, algorithm) == notes
-    monkeypatch.setenv("WORLD_SIZE", "2")  # two devices keep twice as many
-    notes = notes_on_options(config.options, algorithm)
-    assert not any(note.startswith("--minibatches") for note in notes)
 
 
 def test_each_layer_wins_over_those_before_it(tmp_path):
