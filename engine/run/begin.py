@@ -105,6 +105,10 @@ def begin(config, algorithm, device, rows):
             if was != now:
                 raise UserError(f"{config.run.output_dir} was started with another {what} ({was}, "
                                 f"not {now}): put that back, or start a new run.")
+        if any(isinstance(mean, list) for mean in saved["past"]):
+            raise UserError(f"{config.run.output_dir} was started by another version of train.py, "
+                            "whose `past` has another form: finish it with that version, or start "
+                            "a new run.")
         state = State(**saved)
         checkpoint.restore(folder, networks)
     is_right = accuracy_reward(reward_functions, data.dataset, data.eval_dataset or data.dataset)
