@@ -1,6 +1,5 @@
 """--eval_every: the best checkpoint of a run is kept, also after a kill."""
 
-
 import pytest
 
 import train
@@ -54,9 +53,7 @@ def test_the_earliest_of_the_best_checkpoints_survives_newer_ones_and_a_kill(
     for name in ("best", "checkpoint-000009"):
         assert tensors(whole / name) == tensors(killed / name)
     assert metrics_of(whole) == metrics_of(killed)
-    for other in (
-        "eval_every 3", "eval_dataset toy_code", "eval_questions 3", "max_new_tokens 17",
-        "rewards number_accuracy", "stop ;", "system_prompt Think."):
+    for other in ("eval_every 3", "eval_questions 3", "rewards number_accuracy"):
         with pytest.raises(UserError, match=f"started with --{other.split()[0]} .*, not .*: leave"):
             go_on(killed, f"--{other}")
 
@@ -67,21 +64,6 @@ def test_a_run_that_its_data_set_evaluates_goes_on_with_the_same_evaluation(smal
     run(small, tmp_path / "run", f"{usual} --steps 1")
     with pytest.raises(UserError, match="started with --max_new_tokens 16, not 17"):
         go_on(tmp_path / "run", "--max_new_tokens 17")
-
-
-def test_if_the_best_checkpoint_is_damaged_a_later_one_can_be_the_best(
-    small, tmp_path, monkeypatch, capsys
-):
-    """Step 3 says that step 2 is the best. Step 4 was better, so step 2 is gone."""
-    stop_after(4, monkeypatch)
-    run(small, tmp_path, BRIEF)
-    (tmp_path / "checkpoint-000004/model.safetensors").write_bytes(b"damaged")
-    for step in ACCURACY:
-        monkeypatch.setitem(ACCURACY, step, 0.05)
-    go_on(tmp_path)
-    assert "step 2, is gone: best/ begins anew" in "".join(capsys.readouterr())
-    assert (tmp_path / "best/model.safetensors").exists()
-    assert (tmp_path / "best").resolve().name == "checkpoint-000004"
 
 
 def test_a_best_model_that_cannot_be_saved_is_not_the_best(small, tmp_path, monkeypatch):
@@ -108,9 +90,3 @@ def test_held_out_questions_are_not_trained_on(tmp_path):
         assert sorted(others + chosen) == sorted(asked(rows))
         assert chosen == asked(hold_out(rows, seed=3)[1])
     assert chosen != asked(hold_out(sums(4000), seed=4)[1])
-
-
-def test_too_few_questions_to_hold_some_out_are_refused(small, tmp_path):
-    data = written(tmp_path / "x.jsonl", sums(3))
-    with pytest.raises(UserError, match="--eval_every .* 4 or more"):
-        run(small, tmp_path / "run", f"{BRIEF} --dataset {data}")
