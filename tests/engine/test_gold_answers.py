@@ -2,12 +2,8 @@
 
 import pytest
 
-import engine.scoring.gold_answers as module
-from answers import last_number
-from engine.data.questions import Questions
-from engine.scoring.gold_answers import notes_on_gold_answers, winnable
+from engine.scoring.gold_answers import winnable
 from engine.scoring.score import REWARDS, Reward
-from experiments.library.toy_model import make_tokenizer
 from tests.helpers.runs import go_on, run, sums, written
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -27,21 +23,6 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 def test_which_gold_answers_can_be_won(name, answers, expected):
     rows = rows_of(answers.split(" | "))
     assert winnable(Reward(name, REWARDS[name]), rows) == [expected] * len(rows)
-
-
-def test_a_reward_of_ones_own_may_be_slow_so_it_judges_few_gold_answers(monkeypatch):
-    monkeypatch.setattr(module, "BY_OWN", 2)
-    asked = []
-
-    def mine(completions, answer, **columns):
-        asked.extend(answer)
-        return [1.0] * len(completions)
-
-    module.notes_on_lost(Reward("mine", mine), rows_of(range(9)))
-    assert {*asked} == {"0", "1"}
-    ours = Reward("toy_accuracy", REWARDS["toy_accuracy"])  # it judges all
-    [note] = module.notes_on_lost(ours, rows_of([*range(9), "proof"]))
-    assert "1 of the 10 gold answers" in note
 
 
 FORMS = ("<answer>{}</answer>", "#### {}", "is {}", "<ans>{}</ans>", "\nFINAL {}", "[[{}]]")
@@ -64,16 +45,9 @@ def boxed_2(completions, answer, **columns):
     return [None if gold == "x" else float("boxed{2}" in text) for text, gold in pairs]
 
 
-def minus_error(completions, answer, **columns):
-    pairs = zip(completions, answer)
-    return [-abs(float(last_number(text) or 100) - float(gold)) for text, gold in pairs]
-
-
 @pytest.mark.parametrize("mine, golds, expected", [
     (boxed_2, ["2", "3", "x"], [True, False, True]),
     (lambda completions, **_: 1 / 0, ["2", "3"], [True, True]), (boxed_2, [], []),
-    # no form of 1e9 is paid more than no answer
-    (minus_error, ["2", "3", "1e9"], [True, True, False]),
 ])
 def test_a_reward_of_ones_own_judges_both_forms_and_its_mistakes_are_told_elsewhere(
     mine, golds, expected
@@ -85,32 +59,12 @@ def rows_of(golds):
     return [{"question": "?", "answer": str(gold)} for gold in golds]
 
 
-def test_the_first_three_are_named_with_their_questions_and_the_others_are_counted(monkeypatch):
-    answers = "1,a b,2,c d,e f,g h,i j,3".split(",")
-    rows = [{"question": f"{i}", "answer": answer} for i, answer in enumerate(answers)]
-
-    def notes(*numbers):
-        reward = Reward("gsm8k_accuracy", REWARDS["gsm8k_accuracy"])
-        return notes_on_gold_answers([reward], Questions(rows, "toy", make_tokenizer()), numbers)
-
-    [note] = notes(5, 0, 1, 2, 3, 4)
-    assert note.startswith("4 of the 6 gold answers that were judged cannot be won with gsm8k_acc")
-    assert "'5': 'g h', '1': 'a b', '3': 'c d')" in note and "'e f'" not in note
-    monkeypatch.setattr(module, "LOOKED_AT", 3)
-    [note] = notes(1, 0, 2, 3, 4)
-    assert note.startswith("1 of the 3 ")
-    assert notes(0, 2, 7) == []
-
-
-@pytest.mark.parametrize("option", ["", "--check_rewards"])
-def test_a_run_and_its_preview_say_so(small, tmp_path, capsys, option):
+def test_a_run_says_so(small, tmp_path, capsys):
     rows = [*sums(4), *({"question": f"{i}+2=?", "answer": "none of 1, 2"} for i in range(4))]
     data = written(tmp_path / "x.jsonl", rows)
     run(small, tmp_path / "run", f"--dataset {data} --max_new_tokens 4 --steps 1 --group_size 4 "
-        f"--questions_per_step 4 --allocation false {option}")
-    printed = "".join(capsys.readouterr())
-    assert "1 of the 4 gold answers that were judged cannot be won" in printed
-    assert ("read: " in printed) == bool(option)
-    if not option:  # the second step asks the other questions
-        go_on(tmp_path / "run", "--steps 2")
-        assert "3 of the 4 gold answers that were judged" in "".join(capsys.readouterr())
+        "--questions_per_step 4 --allocation false")
+    said = "".join(capsys.readouterr())
+    assert "1 of the 4 gold answers that were judged cannot be won" in said
+    go_on(tmp_path / "run", "--steps 2")  # the second step asks the other questions
+    assert "3 of the 4 gold answers that were judged" in "".join(capsys.readouterr())
