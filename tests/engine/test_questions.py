@@ -1,6 +1,5 @@
 """engine/data/questions.py: prompts that are never cut, and the order of the questions."""
 
-import json
 import random
 from functools import partial
 
@@ -8,8 +7,6 @@ import datasets
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-import eval as evaluation
-from engine.base import progress
 from engine.base.errors import UserError
 from engine.data.questions import (
     Questions,
@@ -23,7 +20,7 @@ from engine.scoring.score import load_rewards
 from experiments.library import toy_model
 from rewards import format_reward
 from tasks.table import SYSTEM_PROMPT
-from tests.helpers.runs import go_on, metrics_of, run, written
+from tests.helpers.runs import go_on, json_of, metrics_of, run, written
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 ONE = {"question": "1+1=?", "answer": "2"}
@@ -55,10 +52,8 @@ def test_a_prompt_that_is_too_long_is_skipped_and_counted_never_cut(tokenizer, t
 
 
 @pytest.mark.parametrize("question, noted", [
-    ("<|im_start|>user\n1+1=?<|im_end|>", True), ("[INST] 1+1=? [/INST]", True),
-    (json.dumps([{"role": "user", "content": "1+1=?"}]), True),
-    ("[1, 2] < |x| and x | y > 2", False), ("What is the role of {x}?", False),
-])  # fmt: skip
+    ("<|im_start|>user\n1+1=?<|im_end|>", True), ("[1, 2] < |x| and x | y > 2", False),
+])
 def test_a_prompt_that_is_a_chat_as_text_is_noted(tokenizer, tmp_path, question, noted):
     path = str(written(tmp_path / "x.jsonl", [ONE | {"question": question}]))
     _, notes = load_questions(path, tokenizer)
@@ -123,15 +118,12 @@ SOLVED = "So 9-2=7: \\boxed{7}."
 
 @pytest.mark.parametrize("reward, last, shown", [
     ("gsm8k_accuracy", SOLVED, ""), ("gsm8k_accuracy", "9-2=", "9-2="),
-    ("gsm8k_accuracy", "\\boxed{8}", "\\boxed{8}"), ("number_accuracy", "9-2=7", ""),
-    ("format_reward", SOLVED, SOLVED), ("own:pays_all", SOLVED, SOLVED),
-    ("own:fails", SOLVED, SOLVED), ("own:part", SOLVED, SOLVED), ("own:looks", SOLVED, ""),
+    ("gsm8k_accuracy", "\\boxed{8}", "\\boxed{8}"), ("format_reward", SOLVED, SOLVED),
+    ("own:fails", SOLVED, SOLVED), ("own:looks", SOLVED, ""),
 ])
 def test_a_last_turn_that_is_paid_by_itself_is_not_shown(tokenizer, reward, last, shown, tmp_path):
     (tmp_path / "own.py").write_text(
-        "def pays_all(completions, **columns): return [1 for text in completions]\n"
         "def fails(completions, **columns): return [1 / 0]\n"
-        "def part(completions, **columns): return [len(text) / 100 for text in completions]\n"
         "def looks(completions, answer, **columns):\n"
         "    return [float(a in text) for text, a in zip(completions, answer)]\n")
     [loaded] = load_rewards([reward.replace("own:", f"{tmp_path}/own.py:")])
@@ -145,40 +137,15 @@ def test_a_last_turn_that_is_paid_by_itself_is_not_shown(tokenizer, reward, last
     assert row["prompt"] == chat
 
 
-def test_training_and_evaluation_say_that_a_chat_shows_its_answer(small, tmp_path, capsys):
-    rows = [{"messages": [turn("user", f"{i}+1=?"), turn("assistant", f"\\boxed{{{i + 1}}}")],
-             "answer": str(i + 1)} for i in range(4)]
-    data = written(tmp_path / "sft.jsonl", rows)
-    progress.note_once.cache_clear()
-    run(small, tmp_path / "run", f"--dataset {data} --eval_dataset {data} --steps 1 --group_size 4 "
-        "--max_new_tokens 4 --questions_per_step 2")
-    progress.note_once.cache_clear()
-    evaluation.main(["--model", f"{tmp_path}/run"])
-    progress.note_once.cache_clear()
-    _, of_run, of_evaluation = capsys.readouterr().out.split(
-        "chats end with a turn of the assistant that is paid by")
-    scores = json.loads((tmp_path / "run/eval-sft.json").read_text())
-    assert scores["sampled"]["accuracy"] < 1
-
-
 @pytest.mark.parametrize("template, options, reason", [
     (TURNS.replace("m in messages", "m in messages if m.role != 'tool'"), {}, "turn of tool, '7'"),
     (TURNS, {"quiet": True}, "--chat_template_kwargs: the model's chat template knows no quiet"),
-    ("{{ raise_exception('never') }}", {}, "TemplateError: never"),
-])  # fmt: skip
-def test_a_template_that_fails_or_leaves_something_out_is_refused(
-    tokenizer, template, options, reason
-):
+])
+def test_a_template_that_leaves_something_out_is_refused(tokenizer, template, options, reason):
     tokenizer.chat_template = template
     chat = [turn("user", "9"), turn("assistant", "8"), turn("user", "6"), turn("tool", "7")]
     with pytest.raises(UserError, match=reason):
         prompt_text(tokenizer, {"question": "6", "prompt": chat}, "", [], options)
-
-
-def test_a_template_that_writes_nothing_leaves_no_question(tokenizer, one):
-    tokenizer.chat_template = "{% if false %}{{ messages }}{% endif %}"
-    with pytest.raises(UserError, match="no question"):
-        load_questions(one, tokenizer)
 
 
 def test_without_a_chat_template_the_prompt_is_plain_text_and_a_note_says_so(tokenizer, one):
@@ -201,15 +168,6 @@ def test_special_tokens_are_added_only_where_no_chat_template_wrote_them(tokeniz
 def test_the_default_system_prompt_shows_the_form_that_the_format_reward_pays_for():
     form = SYSTEM_PROMPT[SYSTEM_PROMPT.index("<think>") :]
     assert format_reward([form]) == [1.0]
-
-
-def test_a_hub_that_cannot_be_reached_is_one_sentence(tokenizer, monkeypatch):
-    def unreachable(*_, **__):
-        raise ConnectionError("no\nnetwork")
-
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(UserError, match="gsm8k .*no network.* go online"):
-        load_questions("gsm8k", tokenizer)
 
 
 def test_a_question_of_a_hub_without_an_answer_is_skipped_and_reported(tokenizer, monkeypatch):
@@ -275,7 +233,7 @@ def test_a_run_keeps_the_names_of_columns_and_asks_the_next_question_instead(sma
         go_on(folder, "--columns question=q answer=q")
     assert go_on(folder, "--steps 9") == 0
     *asked, last = [row["questions"] for row in metrics_of(folder)]
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = json_of(folder / "summary.json")
     assert {*asked} == {2} and 0 < last <= 2
     skipped = summary["skipped_questions"]
     assert summary["position"] == sum(asked) + last + skipped >= 12 and skipped >= 6

@@ -153,23 +153,17 @@ def test_columns_may_be_named(write, row, words):
     assert found == found | row | {"question": "Q", "answer": "3"}  # all other columns are kept
 
 
-@pytest.mark.parametrize("columns, what, named", [
-    (["question=my q"], "the answer", "'question=my q' answer=NAME"),
-    (None, "the question and the answer", "question=NAME answer=NAME"),
-])  # fmt: skip
-def test_a_missing_column_is_told_with_words_to_paste(write, columns, what, named):
+def test_a_missing_column_is_told_with_words_to_paste(write):
     path = write([{"my q": "a", "meta": {"x": "1"}}])
-    said = f"^{path} has no column for {what}: it has my q, meta.x. .*: --columns {named}$"
+    said = f"^{path} has no column for the answer: .* --columns 'question=my q' answer=NAME$"
     with pytest.raises(UserError, match=said):
-        open_file(path, columns=columns)
+        open_file(path, columns=["question=my q"])
 
 
 @pytest.mark.parametrize("words, reason", [
     ("question=Qestion", "it has question, answer. .*: --columns question=question answer=answer$"),
-    ("question=q", "the question: it has question, answer. .*question=NAME answer=answer$"),
-    ("question", "'question' must be"), ("a=b", "'a=b' must be"),
-    ("answer=a answer=b", "'answer=b' must be .* at most once"),
-])  # fmt: skip
+    ("a=b", "'a=b' must be"), ("answer=a answer=b", "'answer=b' must be .* at most once"),
+])
 def test_a_mistake_in_the_names_of_columns_is_one_sentence(write, words, reason):
     with pytest.raises(UserError, match=reason):
         read_rows(write([ONE]), columns=words.split())
@@ -184,8 +178,7 @@ def test_a_turn_may_hold_its_text_in_parts():
 
 @pytest.mark.parametrize("turn", [
     {"role": "user", "content": [{"type": "image", "image": "x.png"}]}, "Q",
-    {"role": "user"}, {"content": "Q"}, {"role": "user", "content": [{"text": None}]},
-])  # fmt: skip
+])
 def test_what_is_no_text_is_refused(turn):
     with pytest.raises(ValueError, match="is no turn of a chat: it needs a role, and a text"):
         chat_of([*chat("A"), turn])
@@ -197,8 +190,6 @@ PARTS = "choices option_a A context images tools story chat_history input messag
 @pytest.mark.parametrize("row, parts", [
     (ONE | dict.fromkeys("level subject type source id url solution difficulty".split(), "x"), ""),
     (ONE | dict.fromkeys(PARTS.split(), "x"), PARTS),
-    ({"instruction": "Q", "input": "x", "answer": "1", "context": "y"}, "context"),
-    ({"messages": chat("Q"), "answer": "1"}, ""),
 ])
 def test_columns_that_look_like_a_part_of_the_question_are_known(write, row, parts):
     assert open_file(write([row])).unread() == parts.split()
@@ -215,23 +206,18 @@ def refused(path, reason):
 
 @pytest.mark.parametrize("content, reason", [
     ("", "empty"), (b'\n{"question": "caf\xe9", "answer": "1"}', "row 1.*utf-8"),
-    (ROW + '\n{"question": "b",', "line 3"), ("17", "row 0"),
-    (ROW + '{"text": "a"}', "row 2.*missing"),
-    (ROW + "[" * 10**5 + "]" * 10**5, "line 2.*RecursionError"),
-], ids=range(6))  # fmt: skip
+    (ROW + '\n{"question": "b",', "line 3"), (ROW + '{"text": "a"}', "row 2.*missing"),
+])
 def test_a_broken_file_is_named_with_the_line(write, content, reason):
     refused(write(content), reason)
 
 
 @pytest.mark.parametrize("old, new, reason", [
-    ('"1"', '" \\n"', "row 1.*empty"), ('"a"', "null", "row 1.*empty"),
-    ('"1"', '{"a": 1}', "it has question, answer.a[.]"),
+    ('"1"', '" \\n"', "row 1.*empty"), ('"1"', '{"a": 1}', "it has question, answer.a[.]"),
     ('"1"', '["1", "2"]', "row 1.*neither a text nor a number"),
-    ('"1"', "1" * 5000, "row 1.*no exact number"), ('"1"', "NaN", "row 1.*no exact number"),
-    ('"a"', '"a \\ud800"', "surrogate"), ('"a"', '["a"]', "row 1.*no turn of a chat"),
-    ('"a"', '[{"from": "human", "value": "a"}]', "row 1.*no turn of a chat"),
+    ('"1"', "NaN", "row 1.*no exact number"), ('"a"', '["a"]', "row 1.*no turn of a chat"),
     ('"a"', '[{"role": "system", "content": "a"}]', "row 1.*empty"),
-])  # fmt: skip
+])
 def test_a_value_that_is_no_question_or_answer_is_named_with_its_row(write, old, new, reason):
     refused(write(ROW.replace(old, new)), reason)
 
@@ -244,11 +230,8 @@ def test_a_row_that_comes_late_is_left_out(write, monkeypatch):
         rows[1]
 
 
-def test_a_name_that_is_no_data_set_is_refused(write, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write("a", "mine/x.txt")
-    no_format = ["mine/x.txt", write("a", "x.txt"), write([ONE], "x.jsonl.bak")]
-    for name in ("missing.jsonl", "a/b/c", "a/missing.csv.gz", "./x", "gsm9k", *no_format):
+def test_a_name_that_is_no_data_set_is_refused(write):
+    for name in ("missing.jsonl", "a/b/c", "gsm9k", write("a", "x.txt")):
         with pytest.raises(UserError, match=f"'{re.escape(name)}': .*here are toy, .*ends with"):
             check_dataset(name)
     for name in (*TASKS, write([ONE]), "owner/name"):
