@@ -12,7 +12,7 @@ from engine.model.contract import Sampling
 from engine.model.sampler import Sampler
 from tasks.table import SYSTEM_PROMPT
 from tests.engine.test_ranks import torchrun
-from tests.helpers.runs import ROOT, json_of, written
+from tests.helpers.runs import ROOT, json_of
 
 
 def always(answer):
@@ -126,31 +126,8 @@ def test_several_benchmarks_each_with_its_setting(tmp_path, capsys):
     assert [row["question"] for row in answers] == ["1+1=?", "2+2=?"]
 
 
-def test_each_number_is_said_in_words_with_its_interval(small, tmp_path, capsys):
-    go(small, tmp_path, "--samples", "2")
-    shown = capsys.readouterr().out
-    sampled = json_of(tmp_path / "eval-toy.json")["sampled"]
-    for name, start in (("accuracy", "avg@2"), ("pass@2", "pass@2")):
-        low, high = sampled["intervals"][name]
-        assert f"  {start:8} {sampled[name]:.3f}  [{low:.3f}, {high:.3f}]  " in shown
-    assert max(map(len, shown.splitlines()[:-1])) <= 100  # the last one names the files
-
-
-def test_gold_answers_that_the_judge_cannot_pay_are_told(small, tmp_path, capsys):
-    """As in train.py: a file of MATH, judged by the reward of GSM8K."""
-    rows = [{"problem": "?", "answer": answer} for answer in ("\\\\sqrt{x}", "4")]
-    data = written(tmp_path / "mine.jsonl", rows)
-    evaluation.main(["--model", str(small), "--benchmark", str(data), "--max_new_tokens", "2"])
-    assert "note: 1 of the 2 gold answers that were judged cannot be won" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("words, message", [
-    ("--benchmark gsm9k", "gsm9k"), ("--benchmark toy toy", "--benchmark"),
-    ("--benchmark toy toy_code", "one by one"), ("--model ./nowhere", "nowhere"),
-    ("--samples -1", "--samples"), ("--temperature 0", "--temperature"),
-    ("--judge nobody", "nobody"),
-])  # fmt: skip
-def test_bad_input_of_eval(words, message, tmp_path, monkeypatch):
+@pytest.mark.parametrize("words", ["--benchmark gsm9k", "--model ./nowhere", "--samples -1"])
+def test_bad_input_of_eval(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=words.split()[-1]):
         evaluation.main(words.split())

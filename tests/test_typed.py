@@ -33,7 +33,6 @@ START = r"(\$ )?(srun )?(python|torchrun|pytest|pip|bash) \S|pytest$|for .*; do 
 # programs of others: only their files are looked at
 FOREIGN = {"bash", "cd", "cp", "done", "export", "for", "git", "grep", "head", "hf", "jupyter",
            "mkdir", "node", "npx", "pip", "scancel", "trap", "wait"}  # fmt: skip
-FOREIGN_OPTIONS = {"--local-dir", "--no-deps", "--inplace"}
 FOREIGN_MODULES = {"verl.trainer.main_ppo"}
 # words that stand for something of the reader's, and what stands for them here
 PLACEHOLDERS = {
@@ -265,38 +264,19 @@ def test_a_command_works(line, pytestconfig):
     assert not why, COMMANDS[line]
 
 
-def test_an_option_is_that_of_a_program():
-    programs = ["train.py", "eval.py", "conformance/__main__.py"]
-    for pattern in ("docs/*.py", "ex*/**/*.py", "notebooks/exercises/*.py", "tools/*.py"):
-        programs += [path for path in Path().glob(pattern) if "\ndef main(" in path.read_text()]
-    known = {*FOREIGN_OPTIONS}
-    for parser in [get_args_parser(), *map(parser_of, map(str, programs))]:
-        known |= {*parser._option_string_actions} if parser else set()
-    for name, text in TEXTS.items():
-        options = re.findall(r"(?<![\w-])--[a-z][\w-]*", FENCED.sub("", text))
-        assert {*options} <= known, name
-
-
 # --- this file finds what is wrong ---
 
 
 WRONG = {  # command: a part of what is said about it
-    "python train.py --no_such_option": "unknown option --no_such_option",
-    "python train.py --keep 'a": "No closing quotation",
     "cd x && python train.py --no": "unknown option --no",
-    "for s in 1 2; do python train.py --sed $s; done": "did you mean --seed?",
     "torchrun --nproc-per-node train.py": "exit code 2",
     "torchrun examples/my_loss.py --algorithm minus": "exit code 2",
     "python eval.py --benchmark gsm9k": "unknown data set 'gsm9k'",
     "python experiments/reproduce.py --table 7": "invalid choice: '7'",
-    "python experiments/library/rules.py": "is no program",
     "python nano.py --steps 3": "takes no options",
-    "python -m conformance": "exit code 2",
-    "python -c 'import grpo; grpo.nothing'": "no attribute 'nothing'",
     "pip install -r nothing.txt": "nothing.txt does not exist",
     "pytest --solution tests": "pytest does not know ['--solution']",
-    "python train.py --mu 0.5": "--mu", "python train.py --keep no …": "--keep",
-    "at a failure": "at is no command",
+    "python train.py --keep no …": "--keep", "at a failure": "at is no command",
 }
 
 
