@@ -1,16 +1,18 @@
-"""docs/live: the page's JavaScript pays what rewards.py pays, and a step of a lane is a step of
-train.py. test_golden.py checks its functions of GRPO and CPPO with conformance/golden.json."""
-
-import re
+"""docs/live: the page's JavaScript pays what rewards.py pays and samples as our sampler does, and a
+step of a lane is a step of train.py. test_golden.py checks its functions of GRPO and CPPO with
+conformance/golden.json."""
 
 import pytest
 import torch
 
 from algorithms import resolve
+from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
+from engine.model.sampler import Sampler
 from experiments.library import toy_model
 from loop.records import Moment
 from rewards import format_reward, toy_accuracy
+from tasks import toy
 from tests.helpers.live import (
     close,
     flat,
@@ -50,21 +52,29 @@ def test_rewards_and_tokens():
     assert back == texts
 
 
-def test_questions_are_the_toys_and_each_stream_of_numbers_is_its_own():
-    rows, numbers = run_js("""const rng = make_rng(5), streams = [[1, 0], [1, 1], [2, 0]];
-      return [Array.from({ length: 2000 }, () => draw_question(rng)),
-              streams.map(of => Array.from({ length: 16000 }, make_rng(...of)))];""")
-    pieces = [row["question"].removesuffix("=?") for row in rows]
-    for text, row in zip(pieces, rows):
-        assert re.fullmatch("[1-9]([+-][1-9]){4}", text) and eval(text) == int(row["answer"])
-        assert all(eval(text[:n]) >= 0 for n in (1, 3, 5, 7, 9))
-    assert len(set(pieces)) > 1900
-    x = torch.tensor(numbers, dtype=F64)
-    assert (x.sort(dim=1).values - torch.linspace(0, 1, 16000)).abs().max() < 0.02  # uniform
-    assert x.corrcoef().triu(1).abs().max() < 0.03
+# --- sampling, and a step of a lane ---
+
+JS_SAMPLE = """
+const sampling = { temperature: given.temperature, max_new_tokens: 48 };
+return sample(make_model(bytes), given.prompts, given.G, sampling, given.uniform, {});"""
 
 
-# --- a step of a lane ---
+@pytest.mark.parametrize("temperature,questions,G", [(0.0, 16, 1), (0.7, 4, 8)])
+def test_completions_token_by_token(temperature, questions, G):
+    """Greedy ones, and ones that given uniform numbers draw."""
+    model, tokenizer = model_of_page()
+    prompts = [tokenizer.encode(toy.question(i)["question"]) for i in range(questions)]
+    prompts[1] = prompts[1][2:]  # a shorter prompt
+    shape = (questions, G, 48)
+    uniform = torch.rand(shape, dtype=F64, generator=torch.Generator().manual_seed(2))
+    here = run_js(JS_SAMPLE, base64=weights_in_base64(), prompts=prompts, G=G,
+                  temperature=temperature, uniform=uniform.flatten().tolist())
+    sampler = Sampler(model.float(), tokenizer)
+    there = sampler.sample(prompts, G, Sampling(48, temperature=temperature), seed=2)
+    rows = zip(there.tokens.tolist(), there.lengths.tolist())
+    assert here == [tokens[:length] for tokens, length in rows]
+    assert len(set(map(len, here))) > 1  # they end at different times
+
 
 JS_STEPS = """
 const settings = { ...default_settings(given.method), ...given.settings };
@@ -129,33 +139,3 @@ def test_two_steps_of_a_lane_are_two_steps_of_training(method):
     trained = flat(dict(model.named_parameters())).double()
     moved = trained - flat(rounded_weights()).double()
     assert (torch.tensor(weights, dtype=F64) - trained).norm() < 0.01 * moved.norm()
-
-
-def test_a_run_repeats_without_signal_nothing_moves_and_a_wrong_reward_is_one_sentence():
-    steps, moved, sentences, runs = run_js("""
-      const settings = { ...default_settings("cppo"), questions_per_step: 2, group_size: 8 };
-      settings.pruning_rate = 0.75;
-      const lane = make_lane(bytes, settings, answer_right);
-      const first = ({ seconds, ...step }) => JSON.stringify(step);
-      const runs = [first(lane.step())]; // and AdamW remembers its gradient
-      for (const seed of [1, 2])
-        runs.push(first(make_lane(bytes, { ...settings, seed }, answer_right).step()));
-      const before = lane.model.weights.slice();
-      lane.reward = () => 0.7;
-      const step = lane.step();
-      const sentences = [() => nothing.at.all, () => NaN, () => undefined, () => "1",
-                         () => { throw "so" }].map(reward => {
-        lane.reward = reward;
-        try { return lane.step(); } catch (error) { return error.message; }
-      });
-      const moved = before.some((x, i) => x !== lane.model.weights[i]);
-      lane.reward = completion => completion.length < 19;
-      return [[step, lane.step()], moved, sentences, runs];
-    """, base64=weights_in_base64())
-    assert not moved and runs[0] == runs[1] != runs[2]
-    assert steps[0]["updates"] == 0 and steps[0]["loss"] is None
-    assert steps[1]["updates"] == 2 and steps[1]["step"] == 3  # what failed is not counted
-    assert 0 < steps[1]["reward"] <= 1  # true counts 1
-    assert sentences[0] == "The reward fails: nothing is not defined"
-    assert sentences[1] == "The reward must be a finite number, not NaN."
-    assert len(set(sentences)) == 5

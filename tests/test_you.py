@@ -61,10 +61,28 @@ def answers_of(seen, liked):
     return texts, rewards
 
 
+def check_the_gradient(page, model, tokenizer, seen, liked, _):
+    """What the page says in its first round: how much of the gradient two answers are."""
+    texts, rewards = answers_of(seen, liked)
+    drawn, A = completions_of(texts, tokenizer), group_advantages(torch.tensor([rewards]).double())
+    prompts = [tokenizer.encode(seen["question"])] * 16
+    logp = completion_logprobs(model, prompts, drawn.tokens, drawn.mask)
+    # J_i = A_i/|o_i| Σ_t log π(o_t): the objective at the first update, where all ratios are 1
+    J = A[0] * (logp * drawn.mask).sum(1) / drawn.lengths
+    weights = list(model.parameters())
+    whole = torch.autograd.grad(J.mean(), weights, retain_graph=True)
+    of_two = torch.autograd.grad(J[prune(A, 2)[0]].mean(), weights)
+    g, h = (torch.cat([part.flatten() for part in parts]) for parts in (whole, of_two))
+    expected = {"share": (2 / 16 * g @ h / (g @ g)).item(), "times": (h.norm() / g.norm()).item(),
+                "cosine": torch.cosine_similarity(g, h, dim=0).item()}
+    assert page.run("taught[0].gradient") == pytest.approx(expected, rel=1e-3)
+
+
 def test_clicks_are_the_rewards_of_train_step_and_a_link_makes_the_model_again(opened):
     page = opened()
     rounds = [teach(page, "thinks"), teach(page, "right", rate=0.875), teach(page, "even")]
     model, tokenizer = model_of_page()
+    check_the_gradient(page, model, tokenizer, *rounds[0])
     networks = networks_around(Policy(model.float()), tokenizer, lr=1e-3)
     for seen, liked, rate in rounds:
         texts, rewards = answers_of(seen, liked)
@@ -82,44 +100,15 @@ def test_clicks_are_the_rewards_of_train_step_and_a_link_makes_the_model_again(o
     assert again.run(WEIGHTS) == weights
 
 
-def test_the_page_says_what_two_answers_are_of_the_gradient(opened):
-    page = opened()
-    seen, liked, _ = teach(page, "thinks")
-    texts, rewards = answers_of(seen, liked)
-    model, tokenizer = model_of_page()
-    drawn, A = completions_of(texts, tokenizer), group_advantages(torch.tensor([rewards]).double())
-    prompts = [tokenizer.encode(seen["question"])] * 16
-    logp = completion_logprobs(model, prompts, drawn.tokens, drawn.mask)
-    # J_i = A_i/|o_i| Σ_t log π(o_t): the objective at the first update, where all ratios are 1
-    J = A[0] * (logp * drawn.mask).sum(1) / drawn.lengths
-    weights = list(model.parameters())
-    whole = torch.autograd.grad(J.mean(), weights, retain_graph=True)
-    of_two = torch.autograd.grad(J[prune(A, 2)[0]].mean(), weights)
-    g, h = (torch.cat([part.flatten() for part in parts]) for parts in (whole, of_two))
-    expected = {"share": (2 / 16 * g @ h / (g @ g)).item(), "times": (h.norm() / g.norm()).item(),
-                "cosine": torch.cosine_similarity(g, h, dim=0).item()}
-    assert page.run("taught[0].gradient") == pytest.approx(expected, rel=1e-3)
-
-
 # --- the goals, and the links of those who have reached them ---
 
 LESSONS = {  # a goal: the row that is liked, what is shown then, the link
     "thinks": ("row === seen.rows.find(({ thinks }) => thinks)", "3", "1-1-1"),
     "even": ("row.even && !row.thinks", "5", "7-1.4.5.6"),
     "wrong": ("seen.rows.filter(({ right }) => !right).slice(0, 2).includes(row)", "4", "2.3-1.4")}
-FIRST_SCREEN = """[...document.querySelectorAll("main *")].filter((node) => !node.children.length
-  && node.checkVisibility() && node.getBoundingClientRect().bottom <= innerHeight)
-  .map((node) => node.textContent).join(" ")"""
-
-
-@pytest.mark.parametrize("lang, width, words", [
-    ("en", 1280, ["Make it think", "Make it wrong", "Start with the first answer",
-                 "done in {} clicks"]),
-    ("zh", 390, ["让它思考", "让它答错", "从第一个回答开始", "{} 次点击完成"])])  # fmt: skip
-def test_a_script_plays_the_three_goals_to_their_end(opened, lang, width, words):
-    page = opened(f"lang={lang}", width)
-    for text in words[:-1]:
-        assert text in page.run(FIRST_SCREEN)
+def test_a_script_plays_the_three_goals_to_their_end(opened):
+    """If this fails because the page samples or learns otherwise: raise VERSION in page.js."""
+    page = opened("lang=zh", 390)
     for goal, (likes, clicks, link) in LESSONS.items():
         page.wait("seen && now && !taught.length", 30)
         while not page.run(f"'{goal}' in done"):
@@ -128,22 +117,5 @@ def test_a_script_plays_the_three_goals_to_their_end(opened, lang, width, words)
             page.click("#go")
             page.wait("seen", 30)
         assert page.run("link()") == f"#version=1&taught={link}"
-        assert words[-1].format(clicks) in page.run("$('goals').innerText")
+        assert f"{clicks} 次点击完成" in page.run("$('goals').innerText")
         page.click("#anew")
-
-
-def test_a_link_of_version_1_shows_its_lesson_and_then_its_riddle(opened):
-    """If this fails because the page samples or learns otherwise: raise VERSION in page.js."""
-    page = opened("version=1&taught=2.3-1.4-1.2&lang=en")
-    assert page.run("Object.values(now).map((x) => 64 * x)") == [5, 8, 29, 422]
-    assert page.run("$('learned').hidden")
-    page.click("[data-guess='right -1']")
-    assert page.run("verdict()") == "Yes. All choices asked it to be wrong."
-
-
-def test_an_older_link_says_so_and_another_question_is_no_round(opened):
-    page = opened("version=3f2a1b&taught=1-2&lang=en")
-    assert page.run("!$('old').hidden")
-    page.click("#other")
-    page.wait("taught.length && seen", 30)
-    assert "round 1" in page.run("link() + $('round').innerText")

@@ -31,36 +31,27 @@ def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, cap
 # --- runs ---
 
 
-def fake_run(folder, verdicts, steps=30, algorithm="cppo", seed=1, questions="?", **metrics):
+def fake_run(folder, verdicts, steps=30, algorithm="cppo", questions="?"):
     """A finished run that answered its test questions with these verdicts."""
     usual = {"questions": 4, "completions": 64, "length": 9.0, "entropy": None,
-             "seconds/total": 3.5}
-    rows = [usual | {"step": step, "accuracy": step / steps} | metrics
-            for step in range(1, steps + 1)]
+             "seconds/total": 3.5, "own/x": None}
+    rows = [usual | {"step": step, "accuracy": step / steps} for step in range(1, steps + 1)]
     answers = [{"setting": {"model": folder, "judge": "toy_accuracy"}}]
     answers += [{"part": part, "index": i, "question": f"{i}{questions}", "correct": verdict}
                 for part in ("greedy", "sampled") for i, verdict in enumerate(verdicts)]
-    options = {"algorithm": algorithm, "seed": seed, "output_dir": folder}
+    options = {"algorithm": algorithm, "seed": 1, "output_dir": folder}
     written(Path(folder, "metrics.jsonl"), rows)
     written(Path(folder, "answers.jsonl"), answers)
     written(Path(folder, "summary.json"), [{}])
     written(Path(folder, "run.json"), [options])
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """The pictures that were saved."""
-    saved = []
+def test_runs_are_compared_by_their_test_questions_and_by_the_clock(tmp_path, monkeypatch, capsys):
+    drawn = []
     monkeypatch.setattr(
-        curves.Figure, "savefig", lambda figure, path, **options: saved.append((figure, path)))
-    return saved
-
-
-def test_runs_are_compared_by_their_test_questions_and_by_the_clock(
-    tmp_path, monkeypatch, capsys, drawn
-):
+        curves.Figure, "savefig", lambda figure, path, **options: drawn.append((figure, path)))
     monkeypatch.chdir(tmp_path)
-    fake_run("a", [True] * 8, **{"own/x": None})
+    fake_run("a", [True] * 8)
     fake_run("b", [True, False] * 4, steps=10, algorithm="grpo")
     main(["a", "b"])
     out = capsys.readouterr().out.splitlines()
@@ -83,47 +74,9 @@ def test_runs_are_compared_by_their_test_questions_and_by_the_clock(
     assert path == Path("new/compared.png")
 
 
-def test_runs_that_differ_only_in_the_seed_are_one_line_with_a_band(tmp_path, monkeypatch, drawn):
+def test_runs_with_answers_to_other_questions_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for seed, accuracy in (1, 0.2), (2, 0.3), (3, 0.7):
-        fake_run(f"run-{seed}", [True], seed=seed, accuracy=accuracy)
-    fake_run("other", [True], algorithm="cppo_published")
-    main(["run-1", "run-2", "other", "run-3"])
-    [(figure, _)] = drawn
-    accuracy = figure.axes[0]
-    assert [line.get_linestyle() for line in accuracy.lines] == ["-", "--"]
-    assert accuracy.lines[0].get_ydata() == pytest.approx([0.4] * 30)
-    [band] = accuracy.collections[0].get_paths()
-    assert {round(y, 6) for _, y in band.vertices} == {0.2, 0.7}
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["run-1 and 2 other seeds", "other"]
-
-
-def test_a_run_without_answers_is_only_drawn_and_other_questions_are_refused(
-    tmp_path, monkeypatch, capsys, drawn
-):
-    monkeypatch.chdir(tmp_path)
-    for name, questions in zip("abc", "??!"):
-        fake_run(name, [True], questions=questions)
-    Path("a/summary.json").unlink()  # the run has not ended
-    main(["a", "b"])
-    assert "note: a holds no answers to test questions" in capsys.readouterr().out and drawn
-    path = Path("a/answers.jsonl")
-    path.write_text(path.read_text().rpartition('{"part"')[0])  # it samples nothing
-    main(["b/answers.jsonl", str(path)])
-    assert "sampled" not in capsys.readouterr().out
+    fake_run("a", [True])
+    fake_run("b", [True], questions="!")
     with pytest.raises(UserError, match="not answers to the same questions"):
-        main(["b", "c"])
-
-
-@pytest.mark.parametrize("words, content, message", [
-    ("a.jsonl none", "", "none does not exist: name the folders of two runs"),
-    (". a.jsonl", "", "name two folders of runs or more"), (".", "", "name two folders of runs"),
-    (". .", "", "no run with at least one step: .*eval-NAME.jsonl"),
-    ("a.jsonl a.jsonl", "1", "a.jsonl is no file of answers .*: name another one"),
-])
-def test_bad_input_of_compare(words, content, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("a.jsonl").write_text(content)
-    with pytest.raises(UserError, match=message):
-        main(words.split())
+        main(["a", "b"])
