@@ -6,7 +6,6 @@ import signal
 import time
 from contextlib import suppress
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -94,40 +93,17 @@ def test_a_part_that_fails_or_is_too_slow_is_told_and_loses_no_other(run):
     assert "*Note: not measured.*" in page  # the parts that were not asked for
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_that_is_stopped_keeps_what_it_has(run, number):
+def test_a_run_that_is_stopped_keeps_what_it_has(run):
     def stopped(lab):
         yield [{"": "first", "ms": 1.5}]
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
     parts, page = run({"update": stopped, "waits": stopped})
     assert list(parts) == ["update"] and parts["update"]["rows"] == [{"": "first", "ms": 1.5}]
     assert "*Note: stopped by hand.*" in page
 
 
-def test_vllm_samples_from_the_saved_model_as_ours_does(monkeypatch):
-    """vLLM is played by our sampler."""
-    def engine(folder, tokenizer, dtype, sampling, *, stop_ids, longest, seed):
-        assert (Path(folder) / "model.safetensors").exists() and stop_ids == []
-        assert longest == 9 + 6
-        return lab.networks.sampler
-
-    lab = gpu.Lab(gpu.Quick)
-    monkeypatch.setattr(gpu, "find_spec", lambda name: name)
-    monkeypatch.setattr(gpu, "Half", engine)
-    [rows] = gpu.vllm(lab)
-    assert [row[""] for row in rows] == [f"toy, {n} completions" for n in (16, 64, 128)]
-    assert all(row["ms a token"] > 0 for row in rows)
-
-
 def test_the_stored_page_says_what_is_stored():
     result, page = measured(gpu.ROOT / "experiments/results")
     assert page == gpu.page(result) and "| 2048 tokens |" in page
-
-
-def test_without_a_gpu_only_the_quick_run_begins(monkeypatch):
-    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
-    with pytest.raises(gpu.UserError, match="--quick"):
-        gpu.main([])

@@ -167,17 +167,9 @@ def test_a_completion_is_data_and_never_ends_it():
 KEY = "document.dispatchEvent(new KeyboardEvent('keydown', {key: '%s'}))"
 NUMBERS = """Object.fromEntries([...document.querySelectorAll("article")].map(
   row => [row.id, row.querySelector("b").textContent]))"""
-COVERED = """[...document.querySelectorAll("button, input, .links a")].filter(node => {
-  node.scrollIntoView({block: "center"});
-  const box = node.getBoundingClientRect();
-  return !node.contains(document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2));
-}).map(node => node.outerHTML)"""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("lang", ["en", "zh"])
-def test_the_page_shows_the_numbers_of_each_token(browser, lang):
-    page = browser.open(f"{PAGE}#lang={lang}", 1280, 900)
+def test_the_page_shows_the_numbers_of_each_token(browser):
+    page = browser.open(f"{PAGE}#lang=en", 1280, 900)
     page.run("choose(0, 0)")
     first = SHIPPED["completions"][0]
     one = first["passes"][-1]
@@ -195,14 +187,3 @@ def test_the_page_shows_the_numbers_of_each_token(browser, lang):
     assert page.run(NUMBERS)["k"] == "16"
     page.click("[title]")  # back to the step
     assert page.run(NUMBERS)["k"] == "2"
-
-
-@pytest.mark.slow
-def test_on_a_phone_nothing_covers_a_button_and_nobody_speaks_of_keys(browser):
-    page = browser.open(f"{PAGE}#lang=en", 390, 844)
-    page.run("set('P', 0.5)")
-    assert page.run(COVERED) == []
-    assert page.run("document.documentElement.scrollWidth") <= 390
-    assert "press ←" not in page.run("document.body.innerText")
-    columns = "[...document.querySelectorAll('#kl > div')].map(x => x.getBoundingClientRect().x)"
-    assert len({*page.run(columns)}) == 1  # equation, line and number below each other

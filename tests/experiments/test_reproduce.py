@@ -2,13 +2,11 @@
 
 import statistics
 from functools import partial
-from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from algorithms import ALGORITHMS
-from engine.base.errors import UserError
 from engine.options.command_line import given
 from engine.options.config import Config, config_of
 from experiments import reproduce
@@ -31,16 +29,6 @@ def fake_run(seconds, k=16, **more):
         "tokens_generated": 100, "phases": PHASES, "curve": [(1.0, 64, 0.5)],
         **more,
     }
-
-
-def test_without_a_table_it_names_the_page_that_says_how_long_each_takes():
-    with pytest.raises(UserError) as error:
-        main([])
-    index = Path(reproduce.__file__).with_name("README.md")
-    assert "experiments/README.md" in str(error.value)
-    for name in TABLES:
-        assert f", {name}," in str(error.value).replace(": ", ", ")
-        assert f"`--table {name}` | " in index.read_text(encoding="utf-8")
 
 
 def test_a_speed_up_is_the_median_of_the_ratios_within_a_seed():
@@ -84,8 +72,7 @@ def test_every_method_is_a_valid_run_and_trains_on_as_many_completions_as_its_ro
 
 @pytest.mark.parametrize("name, of_its_own", [
     ("1", "| paper: accuracy |"), ("family", "| MB of a step: peak |"),
-    ("factorial", "| all choices |"),
-])  # fmt: skip
+])
 def test_a_table_and_its_picture_are_made(name, of_its_own, tmp_path, monkeypatch):
     """The other tables have nothing that these have not."""
     monkeypatch.chdir(tmp_path)

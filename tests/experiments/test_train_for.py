@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from engine.base.errors import UserError
 from engine.options.config import config_of
 from experiments import learning
 from experiments.library.train_for import train_for
-from tasks import toy
 from tests.helpers.runs import json_of
 
 CPU = torch.device("cpu")
@@ -49,26 +47,3 @@ def test_each_method_updates_on_16_completions_as_the_plan_says(method, monkeypa
     monkeypatch.setattr(learning, "train_for", lambda config, algorithm, *others: algorithm)
     a = learning.Learning("cpu", CPU, small).run(method, 1e-4, 1, 300)
     assert (a.questions_per_step * a.k, a.group_size, a.mu) == (16 * a.minibatches, 16, 1)
-
-
-def test_a_base_outside_of_the_plan_and_a_pilot_that_learns_nothing_end_the_study():
-    """A model that is given may know less; it must learn all the same."""
-    def rate(start, end, model=None, method="GRPO"):
-        made = learning.Learning("cpu", CPU, model)
-        made.kept = lambda *_: {"held_out": [(0, 0, start), (1, 1, end)]}
-        return made.rate(method)
-
-    for outside in [(0.1, 0.9), (0.6, 0.9), (0.3, 0.34), (0.1, 0.14, "DIR")]:
-        with pytest.raises(UserError):
-            rate(*outside)
-    for within in [(0.3, 0.36), (0.1, 0.16, "DIR"), (0.3, 0.34, None, "CPPO, P=0.875")]:
-        assert rate(*within) == learning.RATES[0]
-
-
-def test_longer_sums_have_thoughts_of_the_length_that_the_plan_says():
-    for operands, most, low, high in (
-        (toy.MIDDLE, toy.MIDDLE_TOKENS, 75, 130), (toy.LONG, toy.LONG_TOKENS, 135, 250)):
-        rows = [toy.question(i, "warm_start", operands) for i in range(300)]
-        # one token for each character, and eight for the tags, the answer and the end
-        lengths = [len(row["thoughts"]) + 8 for row in rows]
-        assert low <= min(lengths) and max(lengths) <= high < most
