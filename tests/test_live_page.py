@@ -7,16 +7,13 @@ The functions that train are tested elsewhere. Here a reader presses the page's 
 import re
 import runpy
 from collections import Counter
-from statistics import mean
 
 import pytest
 
-from docs.speedups import seconds_to_goal
-from tests.helpers.runs import ROOT, json_of
+from tests.helpers.runs import ROOT
 
 PAGE = ROOT / "docs" / "live.html"
 SOURCES = ROOT / "docs" / "live"
-EARLIER = json_of(SOURCES / "earlier.json")
 
 
 @pytest.mark.parametrize("name", ["live", "you"])
@@ -81,25 +78,3 @@ def test_a_reader_sees_one_step_then_both_models_learn_by_a_reward_of_the_reader
     assert shown == [f"{state['accuracy']:.2f}" for state in states]
     page.click("#anew")
     assert page.run(STEPS) == [0, 0]
-
-
-# --- the run that was recorded ---
-
-
-def test_the_earlier_run_is_told_with_its_own_numbers(browser):
-    page = browser.open(f"{PAGE}#film&lang=en", 900, 420)
-    told = page.run("""[...Array(Math.floor(film.seconds)).keys()].map(second => {
-      film(second);
-      return $("story").textContent;
-    })""")
-    grpo, cppo = (lane["steps"] for lane in EARLIER)
-    slow, fast = map(seconds_to_goal, EARLIER)
-    many = 16 * sum(seconds <= slow for seconds, *_ in grpo)  # completions: 16 in a step, and 128
-    more = 128 * sum(seconds <= fast for seconds, *_ in cppo)
-    behind = mean([accuracy for seconds, accuracy, *_ in grpo if seconds <= fast][-32:])
-    assert f"After {fast:.0f} s CPPO is right 85 times in 100; GRPO is at {behind:.2f}." in told
-    assert told[-1] == (f"By the clock CPPO was first ({fast:.0f} s, GRPO {slow:.0f} s), "
-                        f"by the completions GRPO ({many:,}, CPPO {more:,}).")
-    phases = EARLIER[0]["phases"]
-    most = sum(phases.values()) / phases["sampling"]  # Amdahl's law
-    assert f"at most {most:.1f} times" in page.run("$('bound').textContent")

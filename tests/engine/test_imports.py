@@ -55,26 +55,6 @@ def test_mistakes_help_and_the_table_are_told_before_anything_slow_is_imported()
     assert "gspo_token" in done.stdout
 
 
-WINDOWS = """
-import sys
-for missing, module in ("resource", "judges.sandbox"), ("resource", "judges.verifier"), (
-        "fcntl", "engine.run.folder"):
-    sys.modules[missing] = None  # as if there was none
-    try:
-        __import__(module)
-    except SystemExit as error:
-        print(error)
-    del sys.modules[missing]
-"""
-
-
-def test_windows_is_told_of_wsl_in_one_sentence():
-    done = subprocess.run([sys.executable, "-c", WINDOWS], cwd=ROOT, capture_output=True, text=True)
-    said = done.stdout.splitlines()
-    assert len(said) == 3
-    assert all(line.endswith("needs Linux or macOS: on Windows use WSL.") for line in said)
-
-
 PROGRAMS = [
     path.relative_to(ROOT) for folder in ("", "tools", "docs", "docs/live", "experiments", "judges",
                                           "experiments/library", "examples", "notebooks/exercises")

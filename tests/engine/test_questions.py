@@ -51,15 +51,6 @@ def test_a_prompt_that_is_too_long_is_skipped_and_counted_never_cut(tokenizer, t
         load_questions(path, tokenizer, max_prompt_tokens=2)
 
 
-@pytest.mark.parametrize("question, noted", [
-    ("<|im_start|>user\n1+1=?<|im_end|>", True), ("[1, 2] < |x| and x | y > 2", False),
-])
-def test_a_prompt_that_is_a_chat_as_text_is_noted(tokenizer, tmp_path, question, noted):
-    path = str(written(tmp_path / "x.jsonl", [ONE | {"question": question}]))
-    _, notes = load_questions(path, tokenizer)
-    assert any("a chat template's marks" in note for note in notes) == noted
-
-
 TURNS = ("{% for m in messages %}{{ m.role[0] }}{{ m.content }};{% endfor %}"
          "{% if add_generation_prompt %}a{% endif %}")
 NO_SYSTEM = ("{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
