@@ -331,9 +331,7 @@ def test_a_function_that_hangs_is_stopped_and_the_next_one_is_checked(here, monk
     ("prune = lambda a, k: cppo.prune(a, k).flip(1)", 3),  # ≈, and `allowed` was not asked for
     ("keep_count = lambda G, P: G - int(G * P)", 4),  # △
     ("keep_count = lambda G, P: G - int(G * P); kl_k1 = torch.sub; kl_k2 = lambda p, q: q - p", 1),
-    ("grpoloss = print", 2),
     ("prune = lambda a, k: cppo.prune(a, k).flip(1); kl_k1 = torch.sub; kl_k2 = torch.add", 2),
-    ("prune = cppo.prune; kl_k1 = torch.sub; kl_k2 = lambda p, q: q - p", 1),
 ])
 def test_the_exit_code(lines, expected, here):
     code, output, _ = here("import torch, cppo\n" + lines)
@@ -446,18 +444,8 @@ def test_a_checkout_may_have_a_grpo_of_its_own_and_a_choice_names_what_was_left_
 @pytest.mark.parametrize("text, words", [
     ("x = 1", "defines none of our functions"),
     ("import no_such_module", "Install it, or name its checkout: --path"),
-    ("x = (1", "mine.py, line 1: '(' was never closed"),
-    ("1 / 0", "raises ZeroDivisionError when it is imported: division by zero"),
-    ("import sys; sys.exit(0)", "ends the program when it is imported (sys.exit)"),
-    ("import time; time.sleep(99)", "when it is imported: it did not end within 3 seconds"),
     ("import os; os._exit(0)", "when it is imported: it ended its process with exit code 0"),
 ])
-def test_a_file_that_cannot_be_imported_is_told_in_one_sentence(text, words, here, monkeypatch):
-    monkeypatch.setattr(kit, "IMPORT_LIMIT", 3)
+def test_a_file_that_cannot_be_imported_is_told_in_one_sentence(text, words, here):
     code, output, written = here(text)
     assert code == 2 and words in output and words in written["error"]
-
-
-def test_a_file_that_does_not_exist_is_told_in_one_sentence(tmp_path, capfd):
-    assert kit.main([str(tmp_path / "other.py")]) == 2
-    assert "there is no Python file" in capfd.readouterr().err

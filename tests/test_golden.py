@@ -149,12 +149,9 @@ K3 = [case["output"] for case in GOLDEN["kl_k3"]["cases"]]
     ({"kl_k3": [[[5.0]], *K3[1:]]}, ["kl_k3"], 1, "case 0, log π − log π_ref = 0.0"),
     ({"kl_k3": [[["nan"]], *K3[1:]]}, ["kl_k3"], 1, "yours [['nan']], right [[0.0]]"),
     ({"kl_k3": [[0.0], *K3[1:]]}, ["kl_k3"], 2, "the output has another form: yours [0.0]"),
-    ({"kl_k3": [None, *K3[1:]]}, ["kl_k3"], 2, "12 of 13 cases agree"),
     ({"kl_k3": K3[1:]}, ["kl_k3"], 2, "kl_k3: 12 answers, 13 are needed"),
-    ({"kl_k3": 3}, ["kl_k3"], 2, "kl_k3: no list of answers, 13 are needed"),
     ({"grpo_loss": [row["output"] for row in RIGHT["grpo_loss"]]}, ["grpo_loss"], 2, "no gradient"),
-    ({"kl_k4": []}, ["kl_k3"], 2, "kl_k4: golden.json has no such function"),
-    ("{", [], 2, "cannot be read"), ("[]", [], 2, "it must be {function: [answer, …]}"),
+    ("{", [], 2, "cannot be read"),
 ])
 def test_the_exit_code_and_the_sentences(given, names, code, words, tmp_path, capsys):
     found = checked(tmp_path, capsys, given, *names)
