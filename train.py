@@ -181,7 +181,7 @@ def main(argv):
     if config.preview.check_rewards:
         return check_rewards(config, algorithm, device, rows)
     folder = config.run.output_dir = run_folder(config)
-    with alone(folder, config.run.resume) as steps_before:
+    with alone(folder) as steps_before:
         try:
             code = train(config, algorithm, device, rows, notes)
         except KeyboardInterrupt:

@@ -159,24 +159,13 @@ def steps_in(run_dir):
     return len(files.read(Path(run_dir, "metrics.jsonl")))
 
 
-def forget_unbegun(run_dir):
-    """Remove the files of a run that ends by a mistake of the user's before its first step. Then
-    `alone` removes the folder, if nothing else is in it."""
-    if ranks.rank() > 0 or steps_in(run_dir):
-        return
-    for name in ("run.json", "metrics.jsonl", "samples.jsonl"):
-        Path(run_dir, name).unlink(missing_ok=True)
-    for path in checkpoints(run_dir):
-        shutil.rmtree(path)
-
-
 @contextlib.contextmanager
-def alone(run_dir, resumed=False):
+def alone(run_dir):
     """Refuse a folder that another job writes, and keep others out. Every rank calls this; the
     first holds the lock. Yields how many steps the folder has.
 
     The lock ends with the process, however that ends. A folder in which nothing was written is
-    removed, and so is that of a new run that ends by a mistake of the user's before its first step.
+    removed.
     """
     path, problem = Path(run_dir, "run.lock"), None
     with contextlib.ExitStack() as held:
@@ -197,10 +186,6 @@ def alone(run_dir, resumed=False):
             raise UserError(problem)
         try:
             yield steps_in(run_dir)
-        except UserError:
-            if not resumed:
-                forget_unbegun(run_dir)
-            raise
         finally:
             if ranks.rank() == 0 and os.listdir(run_dir) == [path.name]:
                 shutil.rmtree(run_dir)
