@@ -6,7 +6,6 @@
 import torch
 
 from algorithms import KEEP
-from answers import extract_answer
 from family.unbiased import draw, keep_probabilities, reweighted
 
 
@@ -73,9 +72,3 @@ pooled_by_group = over_group_length(KEEP["pooled"])
 random_by_group = over_group_length(KEEP["random"])
 importance_by_group = over_group_length(importance)
 half_of_each_sign_by_group = over_group_length(half_of_each_sign)
-
-
-def off_by_one(completions, answer, **columns):
-    """A reward that is wrong from the start: 1.0 for exactly the gold answer + 1, else 0.0."""
-    pairs = zip(completions, answer, strict=True)
-    return [1.0 if extract_answer(text) == str(int(gold) + 1) else 0.0 for text, gold in pairs]

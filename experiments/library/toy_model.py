@@ -47,8 +47,6 @@ THINKING_SHARE = 0.3  # share of the demonstrations that think
 LONG_THINKING_SHARE = 0.4  # the same of longer sums
 WRONG_SHARE = 0.5  # share of the guesses that are wrong
 SLIP = 0.02  # chance that a step of a long thought is wrong by 1, and goes on from there
-WORDY = 8  # a wordy demonstration repeats its result up to so many times
-KEPT_MARKS = 0.1  # of kind "loose_code": each mark of the form is written with this chance
 
 
 @dataclass
@@ -62,28 +60,20 @@ def demonstration(index, kind="base"):
     right, most guess.
 
     kind "code": each completion is a program that prints the answer. Some programs calculate it,
-    most print a guess. kind "loose_code": the same programs, but most marks of the form are
-    missing. kind "wordy": all completions think, and then repeat the result up to WORDY times,
-    which does neither good nor harm. kind "tool": see tasks/toy_tool.py.
+    most print a guess. kind "tool": see tasks/toy_tool.py.
     """
     if kind == "tool":
         return tool_demonstration(index)
     row = toy.question(index, "warm_start")
     asked, answer, thoughts = row["question"], int(row["answer"]), row["thoughts"]
     rng = random.Random(f"demonstration {index}")
-    thinks = kind == "wordy" or rng.random() < THINKING_SHARE
+    thinks = rng.random() < THINKING_SHARE
     if not thinks and rng.random() < WRONG_SHARE:
         possible = [off for off in (-3, -2, -1, 1, 2, 3) if answer + off >= 0]
         answer += rng.choice(possible)
-    if kind in ("code", "loose_code"):
+    if kind == "code":
         program = asked.removesuffix("=?") if thinks else answer
-        marks = ["<think>", "</think>", "\n```python", "\n```"]
-        if kind == "loose_code":
-            marks = [mark if rng.random() < KEPT_MARKS else "" for mark in marks]
-        opened, closed, block, end = marks
-        return asked, f"{opened}{closed}{block}\nprint({program}){end}"
-    if kind == "wordy":
-        thoughts += f"{answer};" * rng.randint(0, WORDY)
+        return asked, f"<think></think>\n```python\nprint({program})\n```"
     if thinks:
         return asked, f"<think>{thoughts}</think>\n<answer>{answer}</answer>"
     return asked, f"<answer>{answer}</answer>"
@@ -161,7 +151,7 @@ def make_tokenizer(kind="base"):
     Its chat template is the question alone. kind: see `demonstration`.
     """
     tags = TAGS
-    if kind in ("code", "loose_code"):
+    if kind == "code":
         tags = TAGS + CODE_TAGS
     if kind == "tool":
         tags = TAGS + TOOL_TAGS
