@@ -47,7 +47,6 @@ from tests.helpers.examples import (
     ONE_EMPTY,
     REF,
     mask_of,
-    ours,
     per_completion,
     seeded,
 )
@@ -132,7 +131,6 @@ def test_k3_is_finite():
 # --- empty completions, and parts of a batch ---
 
 
-@pytest.mark.ours
 @every_loss
 @pytest.mark.parametrize("reference", [{}, {"ref_logp": REF}])
 def test_an_empty_completion_adds_nothing_and_counts_in_n(name, reference):
@@ -150,7 +148,6 @@ def test_an_empty_completion_adds_nothing_and_counts_in_n(name, reference):
     assert (stats["kl"] > 0) == bool(reference)
 
 
-@pytest.mark.ours
 @every_loss
 @pytest.mark.parametrize("junk", [50.0, math.inf, -math.inf, math.nan])
 def test_no_statistic_sees_the_padding(name, junk):
@@ -161,7 +158,6 @@ def test_no_statistic_sees_the_padding(name, junk):
     torch.testing.assert_close(stats[1], stats[0])
 
 
-@pytest.mark.ours
 @every_loss
 @pytest.mark.parametrize("tokens", [5, 0])
 def test_a_batch_of_empty_completions_has_loss_0(name, tokens):
@@ -227,7 +223,6 @@ ADVANTAGES_OF = {  # each of rewards (Q, G)
 every_advantage = pytest.mark.parametrize("name", ADVANTAGES_OF)
 
 
-@pytest.mark.ours
 @every_advantage
 @pytest.mark.parametrize("reward", [-2.0, 0.1, 0.7, 3.3])
 @pytest.mark.parametrize("group_size", [7, 16])
@@ -275,7 +270,6 @@ def test_nothing_to_count_is_not_0_divided_by_0():
     assert value_loss(empty, empty + 1, empty, empty) == 0
 
 
-@pytest.mark.ours
 @every_advantage
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_reward_that_is_not_finite_makes_its_group_nan(name, bad):
@@ -314,7 +308,6 @@ WRONG |= {"advantages": [torch.zeros(shape) for shape in ((1,), (5,), (1, 5), (6
 WRONG |= {"logp": [X.half()]}
 
 
-@pytest.mark.ours
 @every_loss
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_loss_refuses_what_torch_would_repeat(name, wrong):
@@ -360,7 +353,6 @@ REFUSED = [  # a function, and arguments that torch would repeat, or that keep t
 ]
 
 
-@pytest.mark.ours
 @pytest.mark.parametrize("call", REFUSED)
 def test_the_other_functions_refuse_it(call):
     """In the words of an assert, of `reshape` or of `zip`."""
@@ -370,7 +362,6 @@ def test_the_other_functions_refuse_it(call):
         function(*arguments)
 
 
-@pytest.mark.ours
 @every_loss
 def test_only_the_current_policy_gets_a_gradient(name):
     """bfloat16 holds numbers as large as those of float32, so a loss takes it."""
@@ -388,7 +379,7 @@ def kept_negative_completions(logp, sampled_logp, mask):
     return off_policy_mask(-torch.ones(6), logp, sampled_logp, mask, threshold=0.05)
 
 
-@pytest.mark.parametrize("function", [*CORRECTIONS.values(), *ours(kept_negative_completions)])
+@pytest.mark.parametrize("function", [*CORRECTIONS.values(), kept_negative_completions])
 def test_a_token_that_the_sampler_did_not_report_counts_as_equally_likely(function):
     first = mask_of([1] * 6, 5)
     found = function(LOGP, OLD.masked_fill(first, math.nan), MASK)

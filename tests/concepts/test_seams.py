@@ -111,7 +111,6 @@ def assert_told(loop, right, first, later):
     assert told[loop]
 
 
-@pytest.mark.ours
 @pytest.mark.slow
 @pytest.mark.parametrize("loop", loops.BUGS)
 def test_each_mistake_can_be_seen(loop, loaded):
@@ -123,7 +122,6 @@ def test_each_mistake_can_be_seen(loop, loaded):
     assert_told(loop, well, first, second)
 
 
-@pytest.mark.ours
 def test_the_table_shows_what_the_solutions_say():
     """Of the first step, and of the last ones. The accuracy does not tell two of the mistakes."""
     table = dict(loops.table())
@@ -133,7 +131,6 @@ def test_the_table_shows_what_the_solutions_say():
     assert {loop for loop, (_, last) in table.items() if last["accuracy"] > 0.7} == {0, 2, 5}
 
 
-@pytest.mark.ours
 def test_the_five_loops_are_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(loops, "HERE", tmp_path)
     loops.main([])
