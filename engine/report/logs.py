@@ -28,8 +28,8 @@ class Logs:
     """The logs of a run that starts, or goes on, after `last_step`, and its table on the screen.
     Only the first rank writes and prints.
 
-    The evaluation before training has three examples. The table shows the answers to the first of
-    them that was answered wrong, if answers are short; else the end of a sampled answer.
+    The evaluation before training has three examples. If answers are short, the table shows those
+    to the first example that was answered wrong.
     ask(i) → the model's greedy answer to test question i, a record; every rank asks.
     """
 
@@ -51,7 +51,6 @@ class Logs:
             sample = first_group(
                 of_step.rollout, of_step.advantages, of_step.rows, self.tokenizer)
             files.append(self.folder / "samples.jsonl", {"step": step} | sample)
-            self.sampled = "" if self.example else in_words(sample["completions"][0])
 
     def show(self, run, metrics):
         """Print a line of the table after the steps 1, 2, 4, 8, … and after the last one: the means
@@ -65,7 +64,7 @@ class Logs:
                 rows = files.read(self.folder / "metrics.jsonl")[start:step]
                 means = {name: mean([row[name] for row in rows]) for name in (measure, "length")}
                 steps = f"{start + 1}–{step}" if step > start + 1 else step
-                show_line(steps, means, measure, answer, self.sampled)
+                show_line(steps, means, measure, answer)
         if "eval_length" in metrics:
             best = ", the best so far" if run.better else ""
             scores = {name: metrics[f"eval_{name}"] for name in (measure, "length")}
@@ -156,15 +155,9 @@ def show_step(bar, run, metrics):
     bar.update()
 
 
-def in_words(completion):
-    """The reward of a sampled completion, and how it ends."""
-    text = " ".join(completion["completion"].split())
-    return f"  reward {completion['reward']:.3g}: …{text[-60:]}"
-
-
 def begin_table(before, example, measure):
     """Print the head of the table, and the line of the evaluation before training."""
-    text = "  a sampled answer ends with"
+    text = ""
     if example:
         gold = "right" if measure == "accuracy" else "answer"
         answer = example["answer"].split()[-1]
@@ -175,8 +168,8 @@ def begin_table(before, example, measure):
 
 
 def show_line(steps, scores, measure, answer=None, text=""):
-    """Print a line of the table. scores: the measure and the length. answer: its record, or text in
-    place of one."""
+    """Print a line of the table. scores: the measure and the length. answer: its record; text: what
+    stands in its place."""
     value = scores[measure]
     # no number, if the first reward applies to nothing here; and a reward may be larger than 1
     full = round(10 * value) if 0 <= value <= 1 else 0
