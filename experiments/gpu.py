@@ -57,6 +57,7 @@ from experiments.library.bench import (
     every_second,
     heading,
     markdown_table,
+    networks_of,
     published,
     said,
     seconds_of,

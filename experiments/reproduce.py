@@ -18,6 +18,7 @@ runs/results; `--output experiments/results` writes over the stored ones.
 """
 
 import math
+import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -38,11 +39,24 @@ from engine.base.program import run_program
 from engine.data.questions import load_questions
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy
-from engine.options.command_line import option, parse
+from engine.model.precision import choose_dtype
+from engine.options.command_line import option, parse, run_program
+from engine.options.config import config_of
 from engine.run.folder import options_of
-from experiments import memory
+from engine.scoring.score import Reward
 from experiments.library import plot, toy_model
-from experiments.library.bench import heading, over_seeds, spread
+from experiments.library.bench import (
+    alone,
+    every_second,
+    growth,
+    heading,
+    networks_of,
+    over_seeds,
+    qwen,
+    return_what_is_freed,
+    spread,
+    this_device,
+)
 from experiments.library.study import (
     PHASES,
     RESULTS,
@@ -54,7 +68,9 @@ from experiments.library.study import (
     runs_of,
 )
 from grpo import kl_k1
+from loop.update import Limits
 from tasks import toy
+from train import train_step
 
 RATES = (0.5, 0.75, 0.875, 0.9375)
 RULES = Path(__file__).parent / "library/rules.py"
@@ -304,6 +320,51 @@ def amdahl(phases, share):
     return phases["total"] / (phases["total"] - pruned + share * pruned)
 
 
+# the memory of a whole step: what a reference costs, and what a critic costs
+
+
+def one_step(options, hidden_size, device):
+    """Make the networks and one step with them on 16 kept completions (GFPO 8, PODS 4). Returns the
+    bytes of [parameters, the optimizer's moments]."""
+    config, algorithm = config_of(options | {"questions_per_step": 1, "max_new_tokens": 32})
+    tokenizer = toy_model.make_tokenizer()
+    questions, _ = load_questions("toy", tokenizer, limit=algorithm.questions_per_step)
+    model = qwen(
+        vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=2 * hidden_size,
+        num_hidden_layers=10, num_attention_heads=8, num_key_value_heads=8,
+        eos_token_id=tokenizer.eos_token_id,
+    ).to(device)
+    policy = Policy(model, choose_dtype("auto", device, 0))  # on every CPU float32
+    networks = networks_of(policy, tokenizer, config, algorithm)
+    reward, rng = Reward("every second", every_second), random.Random(1)
+    train_step(networks, algorithm, [reward], config.sampling, Limits(), questions, rng)
+    everything = [*networks.learners, *(networks.trained if networks.masters else [])]
+    if networks.reference:
+        everything.append(networks.reference.model)
+    parameters = [p for network in everything for p in network.parameters()]
+    moments = [t for state in networks.optimizer.state.values() for t in state.values()]
+    return [sum(t.nbytes for t in tensors) for tensors in (parameters, moments)]
+
+
+def peak_of_step(job):
+    options, hidden_size = job
+    return_what_is_freed()
+    torch.set_num_threads(1)
+    device, held = this_device(), []
+    one_step(options, 32, device)  # what the very first step allocates for good
+    peak = growth(lambda: held.extend(one_step(options, hidden_size, device)), device)
+    return {"parameters": held[0], "optimizer": held[1], "peak": peak}
+
+
+def of_steps(methods, hidden_size=512):
+    """{name: {parameters, optimizer, peak}} in bytes, of one step of a model with 26 million
+    parameters. methods: {name: options of train.py}."""
+    # a fork cannot use a GPU that its parent has used; without one it saves the seconds of a start
+    start = "spawn" if torch.cuda.is_available() else "fork"
+    jobs = [(options, hidden_size) for options in methods.values()]
+    return dict(zip(methods, alone(peak_of_step, jobs, start)))
+
+
 SAME = ("group_size", "pruning_rate", "k", "questions_per_step", "steps", "questions",
         "completions")  # for every seed
 
@@ -445,7 +506,7 @@ def reproduce(name, config):
     rows = summarize(table.methods, runs_of(study))
     if "memory" in table.measures:
         jobs = {key: PROTOCOL | method.options for key, method in table.methods.items()}
-        held = memory.of_steps(jobs, hidden_size=32 if config.quick else 512)
+        held = of_steps(jobs, hidden_size=32 if config.quick else 512)
         rows = [row | {"memory": held[row["name"]]} for row in rows]
     result = {"table": name, **about, "protocol": PROTOCOL, "rows": rows}
     output = config.output or ("runs/reproduce-quick" if config.quick else RESULTS)

@@ -60,6 +60,7 @@ from experiments.library.bench import (
     heading,
     in_turn,
     markdown_table,
+    networks_of,
     published,
     questions_of_step,
     qwen,

@@ -4,6 +4,7 @@ A random model, rounds in which several ways take turns, points that have a proc
 spread over seeds, and the first lines of a page of results.
 """
 
+import ctypes
 import multiprocessing
 import os
 import platform
@@ -23,7 +24,9 @@ from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from engine.data.questions import numbers_of
+from engine.model.networks import add_optimizer, networks_around
 from engine.run.shapes import skeleton
+from tasks.table import task_of
 
 ROOT = Path(__file__).parents[2]  # the project's
 
@@ -44,6 +47,13 @@ def published(name, device):
     torch.manual_seed(0)
     with device:
         return Qwen2ForCausalLM(deepcopy(skeleton(name).config)).eval()
+
+
+def networks_of(policy, tokenizer, config, algorithm):
+    """The Networks of a policy that no run has."""
+    networks = networks_around(policy, tokenizer, algorithm.critic, bool(algorithm.beta))
+    add_optimizer(networks, config.update, task_of(config.data.dataset).critic_lr)
+    return networks
 
 
 def every_second(completions, **columns):
@@ -94,10 +104,38 @@ def in_turn(ways, rounds, most):
     return found
 
 
-def alone(function, points, start="fork"):
+def alone(function, points, start):
     """function(point) of each point, in a process of its own: it finds no memory that is in use."""
     with multiprocessing.get_context(start).Pool(1, maxtasksperchild=1) as pool:
         return list(tqdm(pool.imap(function, points, chunksize=1), "points", len(points)))
+
+
+def resident(name):
+    """The memory of this process in bytes. name: VmRSS (held now) or VmHWM (the most held since the
+    last reset)."""
+    found = re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())
+    return 1024 * int(found.group(1))
+
+
+def growth(step, device):
+    """The peak memory during `step()`, minus the memory before it, in bytes."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        return torch.cuda.max_memory_allocated() - before
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    before = resident("VmRSS")
+    step()
+    return resident("VmHWM") - before
+
+
+def return_what_is_freed():
+    """Return freed memory to the system at once, so that the process holds only tensors that
+    exist."""
+    if hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(-3, 2**16)  # M_MMAP_THRESHOLD
+        libc.malloc_trim(0)  # and what was freed before
 
 
 def spread(values):

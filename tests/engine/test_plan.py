@@ -25,8 +25,7 @@ from engine.run.plan import plan
 from engine.run.shapes import skeleton
 from engine.scoring.score import Reward
 from experiments.library import toy_model
-from experiments.library.bench import every_second
-from experiments.memory import growth, return_what_is_freed
+from experiments.library.bench import every_second, growth, return_what_is_freed
 from grpo import grpo_loss
 from loop.update import Limits
 from tests.helpers.runs import ROOT

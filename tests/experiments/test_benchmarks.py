@@ -1,43 +1,21 @@
-"""The benchmarks run, and what they measure holds: memory falls with k."""
+"""The benchmarks say what is stored, and a rule of theirs keeps one completion of each kind."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from experiments import memory, vs_trl
+from experiments import vs_trl
 from experiments.library import rules
 from tests.helpers.runs import json_of
-from tests.helpers.training import at_pace
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells peak memory")
-def test_memory(tmp_path, monkeypatch):
-    small = {"VOCABULARY": 8192, "TOKENS": 64, "KEPT": [16, 2], "MOST_NAIVE": 16}
-    for name, value in small.items():
-        monkeypatch.setattr(memory, name, value)
-    at_pace(monkeypatch, chunk_elements=2**20)
-    memory.main(["--output", str(tmp_path)])
-    result = json_of(tmp_path / "memory.json")
-    peak = {(row["k"], row["way"]): row["peak"] for row in result["points"]}
-    assert peak[16, "default"] > 2 * peak[2, "default"]
-    assert peak[16, "naive"] > 1.3 * peak[16, "default"]
-    assert "| ours | " in (tmp_path / "memory.md").read_text()
-
-
-PAGES = {
-    "memory": memory, "vs_trl": vs_trl, "vs_trl_mu2": vs_trl, "vs_trl_prompt150": vs_trl,
-}
-
-
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", ["vs_trl", "vs_trl_mu2", "vs_trl_prompt150"])
 def test_a_page_says_what_is_stored(name):
-    stored = Path(memory.__file__).parent / f"results/{name}.json"
-    result = json_of(stored)
-    page = PAGES[name].page(result)
-    assert page == stored.with_suffix(".md").read_text()
+    stored = Path(vs_trl.__file__).parent / f"results/{name}.json"
+    assert vs_trl.page(json_of(stored)) == stored.with_suffix(".md").read_text()
 
 
 def test_one_of_each_kind():
