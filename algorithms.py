@@ -337,11 +337,9 @@ class Algorithm(Row):
 def kept_rows(keep, rollout, advantages, k):
     """(rows that a rule keeps, ascending; its advantages of these rows, or None).
 
-    What the rule changes in the advantages and lengths changes nothing in the step.
+    The rule gets copies: what it changes in them changes nothing in the step.
     """
-    given = copy.copy(rollout)
-    given.lengths = rollout.lengths.clone()
-    rows, changed = keep(given, advantages.clone(), k), None
+    rows, changed = keep(copy.deepcopy(rollout), advantages.clone(), k), None
     if isinstance(rows, tuple):  # the rule also says what these rows count
         rows, changed = rows
     rows, every = torch.as_tensor(rows, device="cpu"), torch.arange(advantages.numel())

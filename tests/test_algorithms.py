@@ -235,17 +235,21 @@ def test_what_a_rule_of_ones_own_returns_is_refused_if_it_would_train_on_the_wro
 
 
 def test_what_a_rule_changes_changes_nothing_in_the_step():
-    A, rollout = torch.tensor([[1.0, -2.0, 0.5, -0.5]]), a_rollout(torch.zeros(1, 4))
-    lengths = rollout.lengths.clone()
+    A, history = torch.tensor([[1.0, -2.0, 0.5, -0.5]]), [0.5]
+    rollout = a_rollout(torch.ones(1, 4), history=history)
+    before = repr(rollout)
 
     def rule(rollout, advantages, k):
-        rollout.lengths.zero_()
-        rollout.questions = []
+        for value in vars(rollout).values():
+            if torch.is_tensor(value):
+                value.copy_(value == 0)
+            if isinstance(value, list):
+                value.clear()
         return advantages.abs_().flatten().topk(2).indices
 
     rows, found = resolve("cppo", keep=rule, group_size=4).keep_completions(rollout, A)
     assert rows.tolist() == [0, 1] and found.tolist() == [[1.0, -2.0, 0.5, -0.5]]
-    assert torch.equal(rollout.lengths, lengths) and rollout.questions
+    assert repr(rollout) == before and history == [0.5]
 
 
 @pytest.mark.parametrize("values", [torch.zeros(2, 1), torch.full((2, 4), torch.nan)], ids=str)
