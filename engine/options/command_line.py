@@ -200,13 +200,18 @@ def hint(parser, word):
 def words_of(recipe):
     """The lines of a YAML file as words of a command line, so that one parser checks both."""
     try:
-        values = yaml.safe_load(Path(recipe).read_text(encoding="utf-8"))
+        text = Path(recipe).read_text(encoding="utf-8")
+        values, root = yaml.safe_load(text), yaml.compose(text)
     # ValueError: no UTF-8; 5,000 digits
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"the recipe {recipe} cannot be read as YAML: {one_line(error)}") from None
     if not isinstance(values, dict) or "recipe" in values:
         raise UserError(f"the recipe {recipe} must hold lines of the form 'option: value', without "
                         "another recipe.")
+    names = [key.value for key, _ in root.value]
+    for name in names:
+        if names.count(name) > 1:  # YAML itself takes the last one in silence
+            raise UserError(f"the recipe {recipe} gives --{name} twice: leave out one of them.")
     return words_from(values)
 
 

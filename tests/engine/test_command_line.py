@@ -63,6 +63,7 @@ def test_options_come_from_the_command_line_and_a_recipe(recipe, words, changed,
 
 @pytest.mark.parametrize("recipe, named", [
     (b"step: 3", "steps"), (b"\xff\xfe\x00", "YAML"), (b"resume: perhaps", "perhaps"),
+    (b"lr: 1\nsteps: 3\nsteps: 4", "gives --steps twice"),
 ])
 def test_a_mistake_in_a_recipe_is_a_sentence_that_names_both(recipe, named, tmp_path):
     (file := tmp_path / "recipe.yaml").write_bytes(recipe)
