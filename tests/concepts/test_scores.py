@@ -88,6 +88,9 @@ def test_questions_may_have_different_numbers_of_completions():
     summary = summarize(records_of("100", "1111"), answer_of)  # none holds an answer
     assert (summary["samples"], summary["accuracy"]) == (3, pytest.approx((1 / 3 + 1) / 2))
     assert summary["pass@2"] == pytest.approx((2 / 3 + 1) / 2) and "maj@3" not in summary
+    more = zip((0, 0, 1, 1, 1), "55577")  # maj@2 asks only the first 2 of the second question
+    records = [{"index": i, "completion": a, "correct": a == "5"} for i, a in more]
+    assert summarize(records, answer_of)["maj@2"] == 1
     zeros = [{"index": 0, "completion": "0", "correct": True}] * 2
     assert summarize(zeros, answer_of)["maj@2"] == 1  # the number 0 is an answer
 

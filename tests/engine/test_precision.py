@@ -70,6 +70,18 @@ def test_all_networks_have_the_dtype_of_the_arithmetic_and_the_optimizer_changes
     assert load_model(small, CPU, choice, frozen=True)[0].dtype == computed
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_reference_stays_where_the_policy_has_started(small, dtype):
+    """Its weights are its own, also if they need no rounding."""
+    policy, tokenizer = load_policy(small, CPU, dtype)
+    start = weights_of(policy.model).to(policy.dtype)
+    networks = networks_around(policy, tokenizer, lr=1e-3, beta=0.04)
+    for p in networks.model.parameters():
+        p.data.add_(1)
+    assert torch.equal(weights_of(networks.reference.model), start)
+    assert not any(p.requires_grad for p in networks.reference.model.parameters())
+
+
 def test_a_frozen_tiny_model_is_not_rounded(small, monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
     exact, frozen = (load_model(small, CPU, frozen=frozen)[0] for frozen in (False, True))
