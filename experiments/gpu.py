@@ -64,7 +64,6 @@ from experiments.library.bench import (
     setting,
     this_device,
 )
-from experiments.memory import networks_of
 from loop.update import Limits
 from train import train_step
 

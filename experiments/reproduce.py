@@ -40,7 +40,7 @@ from engine.data.questions import load_questions
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy
 from engine.model.precision import choose_dtype
-from engine.options.command_line import option, parse, run_program
+from engine.options.command_line import option, parse
 from engine.options.config import config_of
 from engine.run.folder import options_of
 from engine.scoring.score import Reward

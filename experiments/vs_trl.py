@@ -68,7 +68,6 @@ from experiments.library.bench import (
     this_device,
 )
 from experiments.library.study import publish
-from experiments.memory import networks_of
 from loop.update import Limits
 from train import train_step
 

@@ -68,8 +68,9 @@ def after_update(six, algorithm, *, lr=1.0, limits=None, **changed):
 
 @pytest.mark.parametrize("name", list(PLAIN))
 def test_updates_equal_those_of_a_plain_loop(six, name):
-    """μ=2 times through all mini-batches, one pass after the other: AdamW on −Σ w (min(ρA, clip(ρ)A) − β k3), one completion
-    at a time. Two tokens in the middle of the longest completion are a tool's."""
+    """μ=2 times through all mini-batches, one pass after the other: AdamW on
+    −Σ w (min(ρA, clip(ρ)A) − β k3), one completion at a time. Two tokens in the middle of the
+    longest completion are a tool's."""
     algorithm = resolve(name, mu=2)
     weight, low, high, beta, per_sequence = PLAIN[name]
     model, batch = six
