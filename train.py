@@ -168,8 +168,8 @@ def check_rewards(config, algorithm, device, rows):
     metrics, sample = show(rollout, run.algorithm, run.networks.tokenizer)
     if any(is_grade(run.reward_functions[0].function, x) for x in rollout.rewards[0].flatten()):
         config.data.measure = "reward"
-    for sentence in of_one_step(metrics, sample, config.options):
-        progress.note(sentence)
+    if finding := of_one_step(metrics, sample, config.options):
+        progress.note(finding)
 
 
 def main(argv):
