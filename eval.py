@@ -12,9 +12,8 @@ tools/compare.py compares two evaluations.
 
 import math
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 
@@ -24,14 +23,22 @@ from answers import to_number
 from engine.base import files, progress, ranks
 from engine.base.errors import UserError
 from engine.base.program import run_program
-from engine.data.questions import fingerprint, with_prompts
+from engine.data.questions import with_prompts
 from engine.data.rows import check_columns, check_dataset
 from engine.model.contract import Sampling
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
 from engine.model.networks import make_sampler, uses_ours
 from engine.model.sampler import Sampler
-from engine.options.command_line import compose, given, option
+from engine.options.command_line import compose, given
+from engine.options.options import EvaluationOptions
+from engine.report.answers import (
+    open_answers,
+    path_of_setting,
+    questions_in_a_batch,
+    setting_of,
+    write_scores,
+)
 from engine.run.folder import as_in_the_run, rows_for_eval
 from engine.scoring.gold_answers import notes_on_lost, right_alone
 from engine.scoring.score import Reward, is_grade, is_own, load_rewards, read, reward_columns, score
@@ -104,10 +111,6 @@ def key_of(records):
     return "score" if grades else "correct"
 
 
-def questions_in_a_batch(batch_size, samples):
-    return max(1, batch_size // samples)
-
-
 def answer_of(judge, completion):
     """The answer of a completion as the reward `judge` reads it, or None. Equal numbers are one
     answer."""
@@ -152,133 +155,13 @@ def examine(
     return summary
 
 
-# --- eval-NAME.jsonl ---
-
-
-def read_answers(path):
-    """(setting, {part: its records}) of a file of answers, without lines that cannot be read.
-    Raises UserError if eval.py has not written the file."""
-    match files.read(path):
-        case [{"setting": setting}, *records]:
-            answers = {}
-            for record in records:
-                answers.setdefault(record.pop("part"), []).append(record)
-            return setting, answers
-    raise UserError(f"{path} is no file of answers that eval.py has written: name another one, or "
-                    "another --output_dir.")
-
-
-def path_of_setting(folder, benchmark, setting):
-    """The file of answers of this setting: the first that has it, or does not exist yet."""
-    name = f"eval-{Path(benchmark).stem}"
-    path = folder / f"{name}.jsonl"
-    n = 1
-    while path.is_file():
-        earlier, _ = read_answers(path)
-        if earlier | setting == earlier:
-            break
-        n += 1
-        path = folder / f"{name}-{n}.jsonl"
-    return path
-
-
-def open_answers(path, setting):
-    """Start a file of answers, or continue the file of an interrupted evaluation in this setting.
-
-    Returns {part: the records before the first batch that lacks an answer}, because the evaluation
-    samples whole batches.
-    """
-    answers = read_answers(path)[1] if path.is_file() else {}
-    lines = [{"setting": setting}]
-    for part, records in answers.items():
-        samples = 1 if part == "greedy" else setting["samples"]
-        size = questions_in_a_batch(setting["batch_size"], samples)
-        count = 0  # of those that stand at their place
-        for record in records:
-            if record["index"] != count // samples:
-                break
-            count += 1
-        if count < setting["questions"] * samples:
-            count -= count % (size * samples)
-        del records[count:]
-        lines += [{"part": part, **record} for record in records]
-    files.write(path, files.as_lines(lines))
-    return answers
-
-
-# --- the scores in words ---
-
-MEANS = {  # what a score is the share of
-    "greedy": "the most likely answer is right",
-    "avg": "a sampled answer is right ({} for each question)",
-    "pass": "at least one of {} sampled answers is right",
-    "maj": "the most frequent of {} sampled answers is right",
-    "reward, greedy": "the mean reward of the most likely answer",
-    "reward, avg": "the mean reward of a sampled answer ({} for each question)",
-}
-
-
-def report(part, scores):
-    """Print the scores of one part, "greedy" or "sampled", with their intervals."""
-    average = "greedy" if part == "greedy" else f"avg@{scores['samples']}"
-    for name, (low, high) in scores["intervals"].items():
-        title = name.replace("accuracy", average).replace("reward", f"reward, {average}")
-        kind, _, k = title.partition("@")
-        means = MEANS[kind].format(k)
-        value = f"{scores[name]:.3f}"
-        interval = f"[{low:.3f}, {high:.3f}]"
-        print(f"  {title:8} {value}  {interval}  {means}")
-    if "length" in scores:
-        print(f"  tokens, {part}: {scores['length']:.1f}; {scores['truncated']:.1%} are cut off")
-
-
 # --- the program ---
 
 
-@dataclass
-class Config:
-    model: str = option("toy", "hub name, model folder, folder of a run, or toy: its base model")
-    best: bool = option(False, "of a run with --eval_every: its best checkpoint")
-    benchmark: list[str] | None = option(
-        None, f"{', '.join(TASKS)}, .jsonl files; none: toy")
-    columns: list[str] | None = option(
-        None, "question=NAME answer=NAME, or one of the two: what these columns are called in the "
-        "files (or data sets of the hub) of --benchmark; a.b: the field b of the column a")
-    questions: int = option(
-        0, "how many of each, from the first one on; 0: all of them", limits="[0, ∞)")
-    samples: int = option(
-        4, "k of avg@k, pass@k, maj@k: completions sampled per question; 0: only the greedy one",
-        limits="[0, ∞)")
-    temperature: float = option(
-        1.0, "of the sampled completions; the greedy one is always scored", limits="(0, ∞)")
-    top_p: float = option(1.0, "nucleus of the sampled completions", limits="(0, 1]")
-    top_k: int = option(
-        0, "sample from so many of the most likely tokens; 0: from all", limits="[0, ∞)")
-    max_new_tokens: int | None = option(
-        None, "longest completion; none: the benchmark's", limits="[1, ∞)")
-    max_prompt_tokens: int = option(
-        512, "questions with a longer prompt are skipped and counted", limits="[1, ∞)")
-    batch_size: int = option(
-        256, "completions sampled at a time; the draws depend on it", limits="[1, ∞)")
-    system_prompt: str | None = option(None, "of the chat; none: the benchmark's")
-    chat_template_kwargs: dict | None = option(None, "for the chat template, as JSON")
-    stop: list[str] | None = option(None, "texts that end a completion, too")
-    sampler: str = option(
-        "ours", "ours, or FILE.py:CLASS, one that is built on it (with a tool)")
-    judge: str | None = option(
-        None, "the reward by which a completion is right, as the first of train.py's --rewards; "
-        "none: the benchmark's")
-    seed: int = option(42, "of the sampling", limits="(-∞, ∞)")
-    output_dir: str | None = option(
-        None, "where the results go; none: the model's folder, runs/eval-NAME for one of the hub")
-    measure: str = "accuracy"  # no option: that of the run
-    run: dict | None = None  # no option: all options of the run
-
-
 def check(chosen):
-    """A Config of the options that were given. Mistakes that can be seen before any work are
-    refused."""
-    config = compose(Config, as_in_the_run(chosen))
+    """The EvaluationOptions that were given. Mistakes that can be seen before any work are refused.
+    """
+    config = compose(EvaluationOptions, as_in_the_run(chosen))
     config.benchmark = config.benchmark or ["toy"]
     if config.best:
         config.model += "/best"
@@ -341,44 +224,8 @@ def evaluate_benchmark(benchmark, rows, asked, config, model, tokenizer, folder)
         write_scores(path, setting, asked, notes, summary)
 
 
-def setting_of(config, benchmark, questions, sampling, dtype):
-    """What the scores depend on. An interrupted evaluation goes on only in the same setting."""
-    return {
-        "model": config.model,
-        "benchmark": benchmark,
-        "questions": len(questions),
-        "data": fingerprint(questions),
-        "judge": config.judge,
-        "system_prompt": config.system_prompt,
-        "chat_template_kwargs": config.chat_template_kwargs,
-        **asdict(sampling),
-        "samples": config.samples,
-        "sampler": config.sampler,
-        "seed": config.seed,
-        "batch_size": config.batch_size,
-        "dtype": str(dtype).removeprefix("torch."),
-        "torch": version("torch"),
-        "transformers": version("transformers"),
-    }
-
-
-def write_scores(path, setting, asked, notes, summary):
-    """Write the scores beside the answers, which are at `path`, and print them."""
-    scores = path.with_suffix(".json")
-    content = setting | {"of_the_run": asked, "notes": notes} | summary
-    files.write(scores, files.as_json(content, indent=2))
-    print(f"\n{setting['benchmark']}: {setting['questions']} questions{asked}, judged by "
-          f"{setting['judge']}, temperature {setting['temperature']:g}; 95 % intervals in brackets")
-    for note in notes:
-        print(f"  note: {note}")
-    for part in ("greedy", "sampled"):
-        if part in summary:
-            report(part, summary[part])
-    print(f"  written: {scores} and {path.name}")
-
-
 def main(argv):
-    config = check(given(Config, argv))
+    config = check(given(EvaluationOptions, argv))
     device = ranks.start()
     folder = results_folder(config)
     # a wrong line of a file is refused before the model is loaded

@@ -34,6 +34,7 @@ from engine.base.progress import Clock
 from engine.data.questions import rows_of_run
 from engine.model.critic import estimate
 from engine.report import logs
+from engine.report.findings import first_sentence, of_one_step
 from engine.report.metrics import summarize
 from engine.report.plan_command import print_plan
 from engine.report.preview import show
@@ -47,7 +48,6 @@ from loop.batches import cut_into_minibatches
 from loop.records import FIRST, Moment, Step
 from loop.rollout import sample_and_score
 from loop.update import NO_UPDATE, Limits, compute_minibatch, update
-from tools.doctor import first_sentence, of_one_step
 
 
 def train_step(

@@ -183,7 +183,7 @@ def check_program(program, words):
     elif program == "train.py":
         check_names(parse(Config, words).options)
     elif program == "eval.py":
-        evaluation.check(given(evaluation.Config, words))
+        evaluation.check(given(evaluation.EvaluationOptions, words))
     elif program.startswith("examples/my_"):  # adds to a table, and calls train.main
         with patch.object(train, "main", check_train), patch.object(sys, "argv", ["", *words]):
             with patch.dict(ALGORITHMS):

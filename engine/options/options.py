@@ -191,3 +191,48 @@ class PreviewOptions:
         None, "print the memory that the run needs per device, and whether it fits a device of so "
         "many GB (without a number: this machine's GPU, or 80); also the peak with each of "
         "up to five changes; exit code 3: the run does not fit", limits="[0, ∞)", alone=0.0)
+
+
+# --- of eval.py ---
+
+
+@dataclass
+class EvaluationOptions:
+    """Options of eval.py."""
+
+    model: str = option("toy", "hub name, model folder, folder of a run, or toy: its base model")
+    best: bool = option(False, "of a run with --eval_every: its best checkpoint")
+    benchmark: list[str] | None = option(
+        None, f"{', '.join(TASKS)}, .jsonl files; none: toy")
+    columns: list[str] | None = option(
+        None, "question=NAME answer=NAME, or one of the two: what these columns are called in the "
+        "files (or data sets of the hub) of --benchmark; a.b: the field b of the column a")
+    questions: int = option(
+        0, "how many of each, from the first one on; 0: all of them", limits="[0, ∞)")
+    samples: int = option(
+        4, "k of avg@k, pass@k, maj@k: completions sampled per question; 0: only the greedy one",
+        limits="[0, ∞)")
+    temperature: float = option(
+        1.0, "of the sampled completions; the greedy one is always scored", limits="(0, ∞)")
+    top_p: float = option(1.0, "nucleus of the sampled completions", limits="(0, 1]")
+    top_k: int = option(
+        0, "sample from so many of the most likely tokens; 0: from all", limits="[0, ∞)")
+    max_new_tokens: int | None = option(
+        None, "longest completion; none: the benchmark's", limits="[1, ∞)")
+    max_prompt_tokens: int = option(
+        512, "questions with a longer prompt are skipped and counted", limits="[1, ∞)")
+    batch_size: int = option(
+        256, "completions sampled at a time; the draws depend on it", limits="[1, ∞)")
+    system_prompt: str | None = option(None, "of the chat; none: the benchmark's")
+    chat_template_kwargs: dict | None = option(None, "for the chat template, as JSON")
+    stop: list[str] | None = option(None, "texts that end a completion, too")
+    sampler: str = option(
+        "ours", "ours, or FILE.py:CLASS, one that is built on it (with a tool)")
+    judge: str | None = option(
+        None, "the reward by which a completion is right, as the first of train.py's --rewards; "
+        "none: the benchmark's")
+    seed: int = option(42, "of the sampling", limits="(-∞, ∞)")
+    output_dir: str | None = option(
+        None, "where the results go; none: the model's folder, runs/eval-NAME for one of the hub")
+    measure: str = "accuracy"  # no option: that of the run
+    run: dict | None = None  # no option: all options of the run

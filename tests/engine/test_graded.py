@@ -6,10 +6,11 @@ import re
 import pytest
 
 import eval as evaluation
+from engine.report import findings
 from engine.scoring.score import is_grade
 from tests.helpers.runs import go_on, json_of, metrics_of, run
 from tests.test_train import stop_after
-from tools import compare, doctor
+from tools import compare
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 OWN = '''
@@ -82,7 +83,7 @@ def test_best_begins_anew_and_a_resume_and_eval_know_it(made, tmp_path, monkeypa
     printed = capsys.readouterr().out
     # run.json knows what was seen
     assert "nothing is called" not in printed and "  steps  reward" in printed
-    assert doctor.diagnosis(killed)[1]["accuracy"].count == 0
+    assert findings.diagnosis(killed)[1]["accuracy"].count == 0
 
     monkeypatch.setenv("STEP_OF_TEST", "0")  # the values of this evaluation are 0 and 1
     words = f"--questions 6 --samples 2 --model {killed}"

@@ -121,7 +121,7 @@ def test_a_run_with_a_sampler_of_ones_own_is_evaluated_with_it_if_it_is_built_on
     config, _ = config_of({"sampler": f"{ROOT}/examples/{own}", "output_dir": str(tmp_path)})
     keep_options(tmp_path, config)
     words = shlex.split(evaluated(config))[2:]
-    assert evaluation.check(given(evaluation.Config, words)).sampler == sampler
+    assert evaluation.check(given(evaluation.EvaluationOptions, words)).sampler == sampler
 
 
 def test_a_sampler_that_is_not_built_on_ours_is_refused():

@@ -11,6 +11,7 @@ from engine.data.questions import begun, fingerprint, with_prompts
 from engine.model.contract import Completions, stop_tokens
 from engine.model.logprobs import completion_mask
 from engine.model.sampler import Sampler
+from engine.report.answers import read_answers
 from engine.scoring.score import reward_columns
 from experiments.library.toy_model import make_tokenizer
 from tests.helpers.runs import metrics_of, run, written
@@ -96,7 +97,7 @@ def test_train_and_eval_judge_the_answer_after_the_thought_that_the_prompt_opene
     assert row["reward/gsm8k_accuracy"] == 1.0 and row["reward/format_reward"] == 0.5
     words = "--model model --max_new_tokens 40 --output_dir out --samples 4 --benchmark x.jsonl"
     evaluation.main(words.split())
-    _, answers = evaluation.read_answers(Path("out/eval-x.jsonl"))
+    _, answers = read_answers(Path("out/eval-x.jsonl"))
     found = [(each["completion"], each["correct"]) for each in answers["sampled"]]
     assert found == [*zip(TEXTS, (True, False))] * 16
 

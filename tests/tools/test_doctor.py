@@ -5,9 +5,9 @@ import pytest
 
 from engine.base import files
 from engine.base.errors import UserError
+from engine.report import findings
 from tasks import toy
 from tests.helpers.runs import run
-from tools import doctor
 from tools.doctor import main
 
 # --- made-up runs ---
@@ -28,7 +28,7 @@ def logged(folder, steps=10, completions=("<answer>2</answer>",), options=(), **
     files.write(folder / "samples.jsonl", files.as_lines([sample] * steps))
     files.write(folder / "metrics.jsonl", files.as_lines(rows))
     files.write(folder / "run.json", files.as_json(dict(options)))
-    return doctor.diagnosis(folder)[0]
+    return findings.diagnosis(folder)[0]
 
 
 def change(before, after):
@@ -160,14 +160,14 @@ def test_what_it_says_of_a_fault_of_few_steps_of_health_and_of_no_run(tmp_path, 
         assert not logged(tmp_path, **more)
         main([str(tmp_path)])
         assert capsys.readouterr().out.startswith(said)
-    assert doctor.first_sentence(tmp_path) == f"doctor    python tools/doctor.py {tmp_path}"
-    assert doctor.first_sentence(tmp_path, steps_before=10) is None  # it has made none
+    assert findings.first_sentence(tmp_path) == f"doctor    python tools/doctor.py {tmp_path}"
+    assert findings.first_sentence(tmp_path, steps_before=10) is None  # it has made none
 
 
 def test_start_and_end_of_a_long_run():
     """An eighth of the values, and a quarter of them."""
     values = [1, 1, 1, 1, 6] + [0] * 25 + [12] + [2] * 9
-    metric = doctor.metric_of(values)
+    metric = findings.metric_of(values)
     assert metric[:5] == (1, 2, 3, 1, 12) and metric.count == 40
 
 
@@ -194,4 +194,4 @@ def test_train_py_says_the_finding(tmp_path, undrawn, capsys):
 def test_a_run_that_learns_gets_no_finding(tmp_path, undrawn, capsys):
     run(toy.BASE, tmp_path, f"{USUAL} --algorithm grpo --steps 32")
     assert capsys.readouterr().out.endswith(f"doctor    python tools/doctor.py {tmp_path}\n")
-    assert doctor.diagnosis(tmp_path)[1]["accuracy"].rises
+    assert findings.diagnosis(tmp_path)[1]["accuracy"].rises
