@@ -45,32 +45,30 @@ from engine.run.interrupt import Interrupt, in_one_sentence
 from engine.scoring.score import is_grade
 from eval import examine, sample_batch
 from loop.batches import cut_into_minibatches
-from loop.records import FIRST, Moment, Step
+from loop.records import FIRST_STEP, Parts, Step, TrainingProgress
 from loop.rollout import sample_and_score
 from loop.update import NO_UPDATE, Limits, compute_minibatch, update
 
 
-def train_step(
-    networks, algorithm, reward_functions, sampling, limits, questions, rng, moment=FIRST, more=None
-):
+def train_step(parts, questions, rng, so_far=FIRST_STEP, more=None):
     """One turn of the algorithm box. Returns a Step.
 
-    questions: those of this device. rng: the source of all random numbers. moment: the number of
-    the step, and how far the run is. more(n): this device's share of the next n questions, for
-    algorithms that sample again.
+    parts: the networks and what is done with them. questions: those of this device. rng: the source
+    of all random numbers. so_far: the number of the step, and how far the run is. more(n): this
+    device's share of the next n questions, for algorithms that sample again.
     """
+    networks, algorithm, limits = parts.networks, parts.algorithm, parts.limits
     policy, reference, critic = networks.policy, networks.reference, networks.critic
     device = policy.model.device
     clock = Clock(device)
     # 1 sample G completions of each question, 2 score them
-    rollout = sample_and_score(
-        questions, networks, algorithm, reward_functions, sampling, rng, clock, moment, more)
+    rollout = sample_and_score(parts, questions, rng, clock, so_far, more)
     # 3 advantages A over all G completions of a question; GRPO, CPPO: grpo.group_advantages
     advantages = algorithm.advantages(rollout)
     # 4 keep all of them (GRPO), or the k with the largest |A| (CPPO: cppo.prune)
     rows, advantages = algorithm.keep_completions(rollout, advantages)
     minibatches = cut_into_minibatches(
-        rollout, advantages, rows, algorithm, sampling.max_new_tokens)
+        rollout, advantages, rows, algorithm, parts.sampling.max_new_tokens)
     stats, skipped = {}, []
     if minibatches:  # else nobody has anything to learn
         networks.sampler.free_memory()  # until it is refreshed
@@ -98,7 +96,8 @@ def train(config, algorithm, device, rows, notes):
     """The whole run. Returns the exit code: 130 after Ctrl-C, otherwise 0 (also after SIGTERM)."""
     run, more_notes = begin(config, algorithm, device, rows)
     state, folder, notes = run.state, config.run.output_dir, notes + more_notes
-    limits = Limits(run.micro_batch_tokens)
+    parts = Parts(run.networks, algorithm, run.reward_functions, config.sampling,
+                  Limits(run.micro_batch_tokens))
     logs.announce(config, run, notes)
     keep_options(folder, config)
     if not config.run.resume:
@@ -112,10 +111,8 @@ def train(config, algorithm, device, rows, notes):
             lr = run.networks.follow(run.learning_rate)
             # the step: its random numbers follow from the seed and its number
             rng = random.Random(f"{run.seed} {state.step + 1} 0")
-            moment = Moment(state.step + 1, run.progress, state.past)
-            questions = run.next_questions()
-            step = train_step(run.networks, run.algorithm, run.reward_functions, config.sampling,
-                              limits, questions, rng, moment, run.next_questions)
+            so_far = TrainingProgress(state.step + 1, run.progress, state.past)
+            step = train_step(parts, run.next_questions(), rng, so_far, run.next_questions)
             run.count(step)
             run.look_at_rewards(step)
             if run.evaluates:
@@ -132,6 +129,7 @@ def train(config, algorithm, device, rows, notes):
             run.save(last=run.finished or interrupt.asked)
     if not run.finished:
         return interrupt.tell(state.step, run.steps, folder)
+    del parts  # so the networks can leave the memory
     if run.went_too_far:
         notes.append(run.go_back())
     after = evaluate(run, "evaluation after", run.test, path=logs.begin_answers(run))
@@ -162,9 +160,10 @@ def check_rewards(config, algorithm, device, rows):
     """--check_rewards: steps 1 and 2 of the first step, printed."""
     run, notes = begin(config, algorithm, device, rows)
     logs.announce(config, run, notes)
+    parts = Parts(run.networks, algorithm, run.reward_functions, config.sampling, limits=None)
+    rng = random.Random(f"{run.seed} 1 0")
     rollout = sample_and_score(
-        run.next_questions(), run.networks, algorithm, run.reward_functions, config.sampling,
-        random.Random(f"{run.seed} 1 0"), Clock(device), more=run.next_questions)
+        parts, run.next_questions(), rng, Clock(device), more=run.next_questions)
     metrics, sample = show(rollout, run.algorithm, run.networks.tokenizer)
     if any(is_grade(run.reward_functions[0].function, x) for x in rollout.rewards[0].flatten()):
         config.data.measure = "reward"

@@ -64,6 +64,7 @@ from experiments.library.bench import (
     setting,
     this_device,
 )
+from loop.records import Parts
 from loop.update import Limits
 from train import train_step
 
@@ -167,9 +168,9 @@ class Lab:
         gpu = self.device.type == "cuda"
         if gpu:
             torch.cuda.reset_peak_memory_stats()
-        step = train_step(
-            networks, algorithm, [Reward("every second", every_second)], config.sampling, limits,
-            questions, random.Random(seed))
+        reward = Reward("every second", every_second)
+        parts = Parts(networks, algorithm, [reward], config.sampling, limits)
+        step = train_step(parts, questions, random.Random(seed))
         return step.metrics | {
             "micro-batch": limits.micro_batch_tokens, "planned, GB": max(planned.peaks) / 1e9,
             "held, GB": torch.cuda.max_memory_allocated() / 1e9 if gpu else None,

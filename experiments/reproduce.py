@@ -68,6 +68,7 @@ from experiments.library.study import (
     runs_of,
 )
 from grpo import kl_k1
+from loop.records import Parts
 from loop.update import Limits
 from tasks import toy
 from train import train_step
@@ -337,7 +338,7 @@ def one_step(options, hidden_size, device):
     policy = Policy(model, choose_dtype("auto", device, 0))  # on every CPU float32
     networks = networks_of(policy, tokenizer, config, algorithm)
     reward, rng = Reward("every second", every_second), random.Random(1)
-    train_step(networks, algorithm, [reward], config.sampling, Limits(), questions, rng)
+    train_step(Parts(networks, algorithm, [reward], config.sampling, Limits()), questions, rng)
     everything = [*networks.learners, *(networks.trained if networks.masters else [])]
     if networks.reference:
         everything.append(networks.reference.model)

@@ -68,6 +68,7 @@ from experiments.library.bench import (
     this_device,
 )
 from experiments.library.study import publish
+from loop.records import Parts
 from loop.update import Limits
 from train import train_step
 
@@ -140,10 +141,9 @@ class Ours:
         questions = questions_of_step(self.questions, steps, self.per_step, seed=0)
         reward, rng = Reward("every second", every_second), random.Random(steps + 1)
         torch.backends.cuda.enable_cudnn_sdp(False)  # as for a loaded model
-        metrics, *_ = train_step(
-            self.networks, self.algorithm, [reward], self.sampling,
-            Limits(self.micro_batch_tokens), questions, rng,
-        )
+        limits = Limits(self.micro_batch_tokens)
+        parts = Parts(self.networks, self.algorithm, [reward], self.sampling, limits)
+        metrics, *_ = train_step(parts, questions, rng)
         assert metrics["length"] > 0.99 * self.sampling.max_new_tokens
         self.generate.append(metrics["seconds/generate"])
 

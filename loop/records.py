@@ -15,15 +15,25 @@ import torch
 import torch.nn.functional as F
 
 
-class Moment(NamedTuple):
-    """When a step is made."""
+class Parts(NamedTuple):
+    """What a run hands to each of its steps."""
+
+    networks: object  # Networks of engine/model/networks.py
+    algorithm: object  # Algorithm of algorithms.py
+    reward_functions: list  # Rewards of engine/scoring/score.py
+    sampling: object  # Sampling of engine/model/contract.py
+    limits: object  # Limits of loop/update.py
+
+
+class TrainingProgress(NamedTuple):
+    """How far a run is when a step begins."""
 
     step: int = 1  # its number, from 1
     progress: float = 0.0  # the share of the run that is over before it, 0 … 1
     history: list[float] = ()  # the mean reward of each earlier question of the run
 
 
-FIRST = Moment()
+FIRST_STEP = TrainingProgress()
 
 
 @dataclass

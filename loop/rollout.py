@@ -10,20 +10,14 @@ from engine.base import ranks
 from engine.scoring.score import reward_columns, score
 from family.dapo import has_signal, overlong_penalty
 from family.nat import prefix_factors
-from loop.records import FIRST, Rollout, join
+from loop.records import FIRST_STEP, Rollout, join
 
 
-def sample_and_score(
-    questions, networks, algorithm, reward_functions, sampling, rng, clock, moment=FIRST, more=None
-):
-    """Steps 1 and 2 for this device's questions. Returns a Rollout. more: as for `train_step`."""
-    # engine/options/config.py does so for GDPO and Lite PPO
-    alone = ranks.world_size() == 1
-    assert alone or not algorithm.over_all_devices, "gather the groups: ranks.over_all_groups"
-    sample_batch = partial(
-        roll_out, networks=networks, algorithm=algorithm, reward_functions=reward_functions,
-        sampling=sampling, rng=rng, clock=clock, moment=moment,
-    )
+def sample_and_score(parts, questions, rng, clock, so_far=FIRST_STEP, more=None):
+    """Steps 1 and 2 for this device's questions. Returns a Rollout. The arguments are those of
+    `train_step`."""
+    algorithm = parts.algorithm
+    sample_batch = partial(roll_out, parts, rng=rng, clock=clock, so_far=so_far)
     if algorithm.max_rollouts > 1:
         rollout = dynamic_sampling(sample_batch, questions, more, algorithm.max_rollouts)
     else:
@@ -32,7 +26,7 @@ def sample_and_score(
         rollout = replace(rollout, trainable=rollout.trainable & ~rollout.truncated)
     if algorithm.overlong_cache:
         rollout = with_overlong_penalty(
-            rollout, sampling.max_new_tokens, algorithm.overlong_cache)
+            rollout, parts.sampling.max_new_tokens, algorithm.overlong_cache)
     if algorithm.shortest_prefix is not None:
         # a seed of its own: a rule draws from rollout.seed
         seed = rng.getrandbits(62) + ranks.rank()
@@ -40,9 +34,11 @@ def sample_and_score(
     return rollout
 
 
-def roll_out(questions, networks, algorithm, reward_functions, sampling, rng, clock, moment):
+def roll_out(parts, questions, rng, clock, so_far):
     """Sample G completions of each question, and score them."""
-    G = algorithm.group_size
+    networks = parts.networks
+    reward_functions = parts.reward_functions
+    G = parts.algorithm.group_size
     shape = (len(questions), G)
     # All ranks draw the same two seeds. The first one and the number of a question fix what its
     # completions draw. So any number of ranks samples the same completions. The second one and the
@@ -53,7 +49,7 @@ def roll_out(questions, networks, algorithm, reward_functions, sampling, rng, cl
     numbers = range(ranks.rank(), len(questions) * world, world)
     with clock.phase("generate"):  # 1 sample
         prompts = [question["prompt"] for question in questions]
-        sampled = networks.sampler.sample(prompts, G, sampling, seed, numbers)
+        sampled = networks.sampler.sample(prompts, G, parts.sampling, seed, numbers)
         mask = sampled.mask.cpu()
     with clock.phase("score"):  # 2 score
         texts = sampled.texts(networks.tokenizer, questions)
@@ -77,7 +73,7 @@ def roll_out(questions, networks, algorithm, reward_functions, sampling, rng, cl
         rewards=rewards.view(len(values), *shape),
         reward_names=list(values),
         reward_weights=[reward.weight for reward in reward_functions],
-        **moment._asdict(),
+        **so_far._asdict(),
         seed=rule_seed + ranks.rank(),
         failures=failures,
     )

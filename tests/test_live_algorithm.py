@@ -10,7 +10,7 @@ from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
 from engine.model.sampler import Sampler
 from experiments.library import toy_model
-from loop.records import Moment
+from loop.records import TrainingProgress
 from rewards import format_reward, toy_accuracy
 from tasks import toy
 from tests.helpers.live import (
@@ -124,7 +124,7 @@ def test_two_steps_of_a_lane_are_two_steps_of_training(method):
                  for group in step["groups"]]
         ours = trained_on(
             texts, networks, algorithm, asked, toy_accuracy, temperature=temperature,
-            moment=Moment(number))
+            so_far=TrainingProgress(number))
         metrics = ours.metrics
         assert [row["length"] for row in rows] == ours.rollout.lengths.flatten().tolist()
         assert [row["reward"] for row in rows] == ours.rollout.total.flatten().tolist()

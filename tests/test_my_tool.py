@@ -20,6 +20,7 @@ from engine.model.sampler import Sampler
 from engine.report.metrics import calls
 from examples.my_tool import WithCalculator, answer_call, calculate
 from experiments.library import toy_model
+from loop.records import Parts
 from loop.rollout import with_overlong_penalty
 from loop.update import Limits
 from rewards import number_accuracy, toy_accuracy
@@ -108,9 +109,10 @@ def test_only_the_tokens_of_the_policy_are_trained_on_and_counted(base, question
     networks = networks_around(Policy(deepcopy(model)), tokenizer, lr=0.1)
     networks.sampler = sampler = Unsure(networks.sampler, tokenizer, ROOM)
     algorithm = resolve("cppo", group_size=8, pruning_rate=0.5, mu=1, beta=0.0)
-    step = train_step(
-        networks, algorithm, named(lambda *_, **columns: [*range(8)] * 2), Sampling(12),
-        Limits(micro_batch_tokens=64), questions[:2], random.Random(1))  # several micro-batches
+    limits = Limits(micro_batch_tokens=64)  # several micro-batches
+    reward = named(lambda *_, **columns: [*range(8)] * 2)
+    parts = Parts(networks, algorithm, reward, Sampling(12), limits)
+    step = train_step(parts, questions[:2], random.Random(1))
     drawn, metrics = sampler.drawn, step.metrics
     n = drawn.mask.sum(1)
     ends = drawn.mask.gather(1, drawn.lengths[:, None] - 1)

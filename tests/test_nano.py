@@ -29,6 +29,7 @@ from engine.model.contract import Completions, Sampling
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy, completion_mask
 from grpo import group_advantages, grpo_loss
+from loop.records import Parts
 from loop.update import Limits
 from tasks import toy
 from tasks.table import TASKS
@@ -186,10 +187,10 @@ def test_one_step_moves_the_weights_as_train_step_does(numbers, loaded, monkeypa
     given = Completions(tokens, lengths, ~ends.any(1), logp, mask)
     networks.sampler.sample = lambda *_: given
     algorithm = resolve("cppo", pruning_rate=nano.P, mu=nano.MU, beta=nano.BETA)
-    metrics, *_ = train_step(
-        networks, algorithm, named(rewards.toy_accuracy), Sampling(toy.MAX_NEW_TOKENS),
-        Limits(max_grad_norm=nano.MAX_GRAD_NORM), questions, random.Random(0),
-    )
+    limits = Limits(max_grad_norm=nano.MAX_GRAD_NORM)
+    sampling = Sampling(toy.MAX_NEW_TOKENS)
+    parts = Parts(networks, algorithm, named(rewards.toy_accuracy), sampling, limits)
+    metrics, *_ = train_step(parts, questions, random.Random(0))
     assert accuracy == pytest.approx(metrics["accuracy"]) and 0 < accuracy < 1
     assert text == tokenizer.decode(tokens[0, : lengths[0]], skip_special_tokens=True)
     assert length == pytest.approx(metrics["length"]) and lengths.min() < lengths.max()

@@ -30,6 +30,7 @@ from engine.model.sampler import Sampler
 from engine.report.metrics import first_group
 from engine.run import begin, checkpoint, state
 from engine.run.state import Run
+from loop.records import Parts
 from tasks.table import task_of
 from tests.helpers.examples import named
 from tests.helpers.runs import go_on, json_of, metrics_of
@@ -145,8 +146,8 @@ def test_the_sampler_a_rule_and_the_prefixes_draw_from_streams_of_their_own(
     algorithm = resolve("cppo", shortest_prefix=0.5, group_size=4)
     for rank in (0, 1):
         monkeypatch.setattr(ranks, "rank", partial(int, rank))
-        rollout_module.sample_and_score(
-            questions, networks, algorithm, named(ones), Sampling(4), random.Random(1), Clock(CPU))
+        parts = Parts(networks, algorithm, named(ones), Sampling(4), limits=None)
+        rollout_module.sample_and_score(parts, questions, random.Random(1), Clock(CPU))
     assert len({seed % 2**32 for seed in seeds}) == 5 and seeds[0] == seeds[3]
 
 

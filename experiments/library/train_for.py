@@ -19,6 +19,7 @@ from engine.scoring.score import load_rewards
 from eval import evaluate
 from experiments.library.bench import questions_of_step
 from experiments.library.study import curve
+from loop.records import Parts
 from loop.update import Limits
 from tasks.table import base_model
 from train import train_step
@@ -44,7 +45,7 @@ def train_for(config, algorithm, device, seconds, at, eval_questions=256):
     test, _ = load_questions(data.dataset, split="test", limit=eval_questions, **prompts)
     rewards = load_rewards(data.rewards)
     tokens, _ = choose_micro_batch_tokens(config.options, device)
-    limits = Limits(tokens)
+    parts = Parts(networks, algorithm, rewards, config.sampling, Limits(tokens))
     steps, held_out = [], []
     spent = begin = 0.0
 
@@ -59,7 +60,7 @@ def train_for(config, algorithm, device, seconds, at, eval_questions=256):
         begin = clock(device)
         asked = questions_of_step(questions, len(steps), per_step, config.run.seed)
         rng = random.Random(f"{config.run.seed} {len(steps) + 1}")
-        step = train_step(networks, algorithm, rewards, config.sampling, limits, asked, rng)
+        step = train_step(parts, asked, rng)
         last = clock(device) - begin
         while moments and moments[0] < spent + last:  # the model was still that before this step
             accuracy = accuracy_of(networks, before, test, rewards[0].function, config.sampling)

@@ -161,11 +161,10 @@ if __name__ == "__main__":
     now = {"step": 0}
     train_step = train.train_step
 
-    def noting(networks, *words):
-        run = words[7].__self__  # of its next_questions
-        now["step"] = run.state.step + 1
-        done = train_step(networks, *words)
-        total = sum(p.detach().double().abs().sum() for p in networks.model.parameters())
+    def noting(parts, questions, rng, so_far, more):
+        now["step"] = so_far.step
+        done = train_step(parts, questions, rng, so_far, more)
+        total = sum(p.detach().double().abs().sum() for p in parts.networks.model.parameters())
         Path(f"weights-{ranks.rank()}").write_text(str(total.item()))
         return done
 

@@ -27,6 +27,7 @@ from engine.scoring.score import Reward
 from experiments.library import toy_model
 from experiments.library.bench import every_second, growth, return_what_is_freed
 from grpo import grpo_loss
+from loop.records import Parts
 from loop.update import Limits
 from tests.helpers.runs import ROOT
 from tests.helpers.training import networks_around
@@ -166,10 +167,9 @@ def longest_steps(shape, options):
         prompt = [5 + i] * config.data.max_prompt_tokens
         questions.append({"question": "?", "answer": "1", "prompt": prompt})
     reward, limits = Reward("every second", every_second), Limits(devices.micro_batch_tokens)
+    parts = Parts(networks, algorithm, [reward], config.sampling, limits)
     for number in (1, 2):
-        step = train.train_step(
-            networks, algorithm, [reward], config.sampling, limits, questions,
-            random.Random(number))
+        step = train.train_step(parts, questions, random.Random(number))
         generated = p.questions * algorithm.group_size * config.sampling.max_new_tokens
         assert step.metrics["tokens_generated"] == generated
     return p

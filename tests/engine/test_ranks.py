@@ -27,7 +27,7 @@ from engine.options.config import config_of
 from engine.run import checkpoint
 from engine.run.state import State
 from family.gdpo import decoupled_advantages
-from loop.records import Batch
+from loop.records import Batch, Parts
 from loop.rollout import sample_and_score
 from loop.update import Limits, compute_minibatch, gradient, update
 from tests.helpers.examples import seeded
@@ -306,7 +306,8 @@ def test_each_rank_cuts_its_completions_at_random_places_of_its_own(monkeypatch)
     found = []
     for number in (0, 0, 1):
         monkeypatch.setattr(ranks, "rank", lambda number=number: number)
-        cut = sample_and_score([], None, algorithm, [], None, random.Random(1), None)
+        parts = Parts(None, algorithm, [], None, None)
+        cut = sample_and_score(parts, [], random.Random(1), None)
         found.append(cut.prefix_weights.tolist())
     assert found[0] == found[1] != found[2]
 

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from engine.model.contract import Completions, Sampling
 from engine.model.loading import load_model
 from engine.model.logprobs import completion_mask
-from loop.records import FIRST
+from loop.records import FIRST_STEP, Parts
 from loop.update import Limits
 from tasks import toy
 from tests.helpers.examples import named
@@ -98,10 +98,9 @@ def completions_of(texts, tokenizer):
     return Completions(tokens, lengths, lengths < 0, torch.zeros(tokens.shape), mask)
 
 
-def trained_on(texts, networks, algorithm, asked, reward, *, temperature=1.0, moment=FIRST):
+def trained_on(texts, networks, algorithm, asked, reward, *, temperature=1.0, so_far=FIRST_STEP):
     """`train_step` on these completions of the page, in place of sampled ones."""
     drawn = completions_of(texts, networks.tokenizer)
     networks.sampler.sample = lambda *_: drawn
-    return train_step(
-        networks, algorithm, named(reward), Sampling(48, temperature), Limits(), asked,
-        random.Random(0), moment)
+    parts = Parts(networks, algorithm, named(reward), Sampling(48, temperature), Limits())
+    return train_step(parts, asked, random.Random(0), so_far)

@@ -20,7 +20,7 @@ from engine.model.networks import networks_around as without_optimizer
 from engine.model.pace import PACES
 from grpo import token_logprobs
 from loop.batches import cut_into_minibatches
-from loop.records import FIRST, Batch, Rollout
+from loop.records import FIRST_STEP, Batch, Parts, Rollout
 from loop.update import Limits, update
 from tests.helpers.examples import named
 
@@ -152,10 +152,11 @@ def stepper(
         reference=reference and replace(policy, model=reference),
     )
 
-    def step(number=1, asked=questions, moment=FIRST, more=lambda count: questions):
-        return train.train_step(
-            networks, algorithm, named(*rewards), Sampling(max_new_tokens, temperature),
-            Limits(micro_batch_tokens), asked, random.Random(f"42 {number} 0"), moment, more)
+    parts = Parts(networks, algorithm, named(*rewards), Sampling(max_new_tokens, temperature),
+                  Limits(micro_batch_tokens))
+
+    def step(number=1, asked=questions, so_far=FIRST_STEP, more=lambda count: questions):
+        return train.train_step(parts, asked, random.Random(f"42 {number} 0"), so_far, more)
 
     return step
 
