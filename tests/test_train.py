@@ -396,11 +396,11 @@ def test_a_step_knows_how_far_the_run_is_and_the_learning_rates_follow(
     middle for the learning rates of the policy and the critic, each from its own peak."""
     real, progress, rates, draws = train.train_step, [], [], set()
 
-    def step(networks, *given):
-        draws.add(given[5].getstate())
-        progress.append(given[6].progress)
-        rates.append([group["lr"] for group in networks.optimizer.param_groups])
-        return real(networks, *given)
+    def step(parts, questions, rng, so_far, more):
+        draws.add(rng.getstate())
+        progress.append(so_far.progress)
+        rates.append([group["lr"] for group in parts.networks.optimizer.param_groups])
+        return real(parts, questions, rng, so_far, more)
 
     monkeypatch.setattr(train, "train_step", step)
     task = task_of("toy")
