@@ -326,12 +326,12 @@ class Algorithm(Row):
         k = self.k
         if self.ks:  # GFPO's adaptive k: one of each question, (Q,)
             k = adaptive_k(rollout.total.mean(1), torch.tensor(rollout.history), ks=self.ks)
-        rows, changed = kept_rows(self.keep, rollout, advantages, k)
+        kept, changed = kept_rows(self.keep, rollout, advantages, k)
         if changed is not None:
-            advantages = advantages.flatten().index_copy(0, rows, changed).view_as(advantages)
+            advantages = advantages.flatten().index_copy(0, kept, changed).view_as(advantages)
         if self.over_kept:  # GFPO and PODS
-            advantages = advantages_over_kept(self, rollout, rows)
-        return rows[rollout.trainable.flatten()[rows]], advantages
+            advantages = advantages_over_kept(self, rollout, kept)
+        return kept[rollout.trainable.flatten()[kept]], advantages
 
 
 def kept_rows(keep, rollout, advantages, k):
@@ -363,13 +363,13 @@ def finite(values, shape, what, of_shape="(Q, G)"):
     return values
 
 
-def advantages_over_kept(algorithm, rollout, rows):
+def advantages_over_kept(algorithm, rollout, kept):
     """Advantages (Q, G) over the kept completions of each question only, and 0 for the others."""
     Q, G = rollout.lengths.shape
     if algorithm.ks:  # each question keeps its own number: (1, k) rows for each
-        groups = [rows[rows // G == q][None] for q in range(Q)]
+        groups = [kept[kept // G == q][None] for q in range(Q)]
     else:  # all questions at once. A device with none takes part, as GDPO compares over all devices
-        groups = [rows.view(Q, algorithm.k)]
+        groups = [kept.view(Q, algorithm.k)]
     rewards, lengths = rollout.rewards.flatten(1), rollout.lengths.flatten()
     advantages = torch.zeros(Q * G)
     for group in groups:

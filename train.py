@@ -66,9 +66,9 @@ def train_step(parts, questions, rng, so_far=FIRST_STEP, more=None):
     # 3 advantages A over all G completions of a question; GRPO, CPPO: grpo.group_advantages
     advantages = algorithm.advantages(rollout)
     # 4 keep all of them (GRPO), or the k with the largest |A| (CPPO: cppo.prune)
-    rows, advantages = algorithm.keep_completions(rollout, advantages)
+    kept, advantages = algorithm.keep_completions(rollout, advantages)
     minibatches = cut_into_minibatches(
-        rollout, advantages, rows, algorithm, parts.sampling.max_new_tokens)
+        rollout, advantages, kept, algorithm, parts.sampling.max_new_tokens)
     stats, skipped = {}, []
     if minibatches:  # else nobody has anything to learn
         networks.sampler.free_memory()  # until it is refreshed
@@ -88,8 +88,8 @@ def train_step(parts, questions, rng, so_far=FIRST_STEP, more=None):
             # 6 μ updates on the kept completions
             stats, skipped = update(networks, minibatches, algorithm, limits)
             networks.refresh_sampler()
-    metrics = summarize(rollout, advantages, rows) | NO_UPDATE | stats | clock.seconds()
-    return Step(metrics, rollout, advantages, rows, skipped)
+    metrics = summarize(rollout, advantages, kept) | NO_UPDATE | stats | clock.seconds()
+    return Step(metrics, rollout, advantages, kept, skipped)
 
 
 def train(config, algorithm, device, rows, notes):

@@ -13,7 +13,7 @@ def metrics(step):
     texts = step.rollout.texts
     thinking = sum("<think>" in text for text in texts) / len(texts)
     lengths = step.rollout.lengths.flatten().float()
-    kept = lengths[step.rows]
+    kept = lengths[step.kept]
     return {
         "thinking": thinking,
         # do the kept completions differ in length from all that were sampled?

@@ -20,7 +20,7 @@ from loop.records import Batch, Cut
 # --- mini-batches ---
 
 
-def cut_into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
+def cut_into_minibatches(rollout, advantages, kept, algorithm, max_new_tokens):
     """The kept completions of all devices, cut into mini-batches. Returns this device's Batch of
     each, with the weights of its tokens.
 
@@ -42,13 +42,14 @@ def cut_into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
         prefix_weights=rollout.prefix_weights,
     )
     # the numbers of the kept completions among those of all devices
-    numbers = rollout.question_numbers[rows // G] * G + rows % G
+    numbers = rollout.question_numbers[kept // G] * G + kept % G
     all_numbers = ranks.gather(numbers.tolist())
     all_numbers = torch.tensor(sorted(all_numbers), dtype=torch.long)
     minibatches = []
     for chosen in all_numbers.tensor_split(algorithm.minibatches):
-        rows_here = rows[torch.isin(numbers, chosen)]
-        minibatch = with_token_weights(everything.rows(rows_here), algorithm, max_new_tokens)
+        kept_here = kept[torch.isin(numbers, chosen)]
+        minibatch = with_token_weights(
+            everything.select(kept_here), algorithm, max_new_tokens)
         if minibatch is not None:
             minibatches.append(minibatch)
     return minibatches
@@ -82,7 +83,7 @@ def prefixes(batch):
     mask = batch.prefix_weights.cpu() > 0
     weights = batch.weights * batch.prefix_weights
     cut = replace(batch, mask=mask, weights=weights, prefix_weights=None)
-    return cut.rows(range(len(batch.prompts)))
+    return cut.select(range(len(batch.prompts)))
 
 
 # --- micro-batches ---
@@ -100,7 +101,7 @@ def cut_into_micro_batches(batch, max_tokens, policy):
         batch.cut = Cut(max_tokens, rows_of_micro_batches(batch, max_tokens, policy))
     pairs = []
     for rows, reads_prompts_once in batch.cut.micro_batches:
-        micro_batch = batch.rows(rows) if len(rows) else without_tokens(batch)
+        micro_batch = batch.select(rows) if len(rows) else without_tokens(batch)
         micro_batch.reads_prompts_once = reads_prompts_once
         pairs.append((rows.to(batch.tokens.device, non_blocking=True), micro_batch))
     return pairs

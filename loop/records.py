@@ -151,7 +151,7 @@ class Batch:
         tensors = {name: getattr(self, name) for name in TENSORS}
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
-    def rows(self, indices):
+    def select(self, indices):
         """The completions with these indices, as a batch of their own."""
         indices = torch.as_tensor(indices, dtype=torch.long)
         on_device = indices.to(self.tokens.device, non_blocking=True)
@@ -172,5 +172,5 @@ class Step(NamedTuple):
     metrics: dict  # a line of metrics.jsonl
     rollout: Rollout  # of this device
     advantages: torch.Tensor  # (Q, G)
-    rows: torch.Tensor  # (n,), the kept completions among the Q·G of the rollout
+    kept: torch.Tensor  # (n,), the kept completions among the Q·G of the rollout
     skipped: list[bool]  # of each update: was it skipped, because it was not finite?

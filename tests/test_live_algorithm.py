@@ -129,7 +129,7 @@ def test_two_steps_of_a_lane_are_two_steps_of_training(method):
         assert [row["length"] for row in rows] == ours.rollout.lengths.flatten().tolist()
         assert [row["reward"] for row in rows] == ours.rollout.total.flatten().tolist()
         close([row["advantage"] for row in rows], ours.advantages.flatten(), 1e-6)
-        assert [i for i, row in enumerate(rows) if row["kept"]] == ours.rows.tolist()
+        assert [i for i, row in enumerate(rows) if row["kept"]] == ours.kept.tolist()
         assert step["step"] == number and step["completions"] == 16 * number
         assert step["accuracy"] == step["reward"] == metrics["reward"]
         assert step["updates"] == algorithm.mu

@@ -118,7 +118,7 @@ def test_only_the_tokens_of_the_policy_are_trained_on_and_counted(base, question
     ends = drawn.mask.gather(1, drawn.lengths[:, None] - 1)
     assert not ends.all() and drawn.lengths.sum() > n.sum() + 10
 
-    assert len(step.rows) == 8 and metrics["tokens_trained"] == n[step.rows].sum()
+    assert len(step.kept) == 8 and metrics["tokens_trained"] == n[step.kept].sum()
     assert metrics["tokens_generated"] == n.sum()
     surprise = -drawn.logp[drawn.mask].sum() / n.sum()
     assert metrics["entropy"] == pytest.approx(surprise.item(), rel=1e-4)

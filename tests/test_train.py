@@ -96,7 +96,7 @@ def test_every_pass_is_made_for_the_kept_only_at_the_temperature_of_the_sampler(
     options = {"group_size": 8, "temperature": 0.7, "micro_batch_tokens": 10**6}
     step = run_step(step_inputs, [number_of_digits], algorithm, **options)
     metrics = step.metrics
-    sample = first_group(step.rollout, step.advantages, step.rows, step_inputs[1])
+    sample = first_group(step.rollout, step.advantages, step.kept, step_inputs[1])
     k = resolve(algorithm, group_size=8).k
     assert (metrics["questions"], metrics["completions"], metrics["kept"]) == (4, 32, 4 * k)
     assert [(len(batch.prompts), T) for batch, T in noted] == [(4 * k, 0.7)] * passes

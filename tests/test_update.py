@@ -77,7 +77,7 @@ def test_updates_equal_those_of_a_plain_loop(six, name):
     batch.mask[batch.mask.sum(1).argmax(), 3:5] = False
     plain, losses, norms = copy.deepcopy(model), [], []
     cut = CUT.get(name, [[0, 1, 2, 3, 4, 5]])
-    minibatches = [with_reference(batch.rows(rows), model) for rows in cut]
+    minibatches = [with_reference(batch.select(rows), model) for rows in cut]
     for minibatch in minibatches:
         minibatch.old_logp = logprobs(model, minibatch)
     limits = Limits(micro_batch_tokens=40, max_grad_norm=0.5)
@@ -212,7 +212,7 @@ def test_devices_with_shards_make_equally_many_passes(six):
 
 
 def test_a_device_without_a_completion_has_an_empty_micro_batch(six):
-    [(rows, batch)] = cut_into_micro_batches(six[1].rows([]), 30, Policy(six[0]))
+    [(rows, batch)] = cut_into_micro_batches(six[1].select([]), 30, Policy(six[0]))
     assert len(rows) == 0 and batch.tokens.shape == batch.mask.shape == (1, 0)
 
 
@@ -349,7 +349,7 @@ def test_a_mini_batch_without_signal_or_without_a_completion_makes_no_update(six
     def updates(rows, count):
         algorithm, model = resolve("grpo", mu=2, minibatches=count), copy.deepcopy(six[0])
         optimizer = adamw(model, 1e-5)
-        minibatches = minibatches_of(six[1].rows(rows), algorithm)
+        minibatches = minibatches_of(six[1].select(rows), algorithm)
         for minibatch in minibatches:
             with_reference(minibatch, model).old_logp = logprobs(model, minibatch)
         stats = updated(model, optimizer, minibatches, algorithm)  # nor does it count in the means
@@ -365,7 +365,7 @@ def test_a_mini_batch_without_signal_or_without_a_completion_makes_no_update(six
 def test_without_any_signal_there_is_nothing_to_update_with_unless_a_critic_learns(six):
     """Two completions for three mini-batches: the last one has none. With GRPO's β the KL term has
     a gradient: to leave it out is a choice (docs/questions.md)."""
-    batch = six[1].rows([2, 3])
+    batch = six[1].select([2, 3])
     batch.advantages.zero_()
     assert minibatches_of(batch, resolve("grpo", minibatches=3)) == []
     assert len(minibatches_of(batch, resolve("ppo", minibatches=3))) == 2

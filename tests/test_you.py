@@ -90,7 +90,7 @@ def test_clicks_are_the_rewards_of_train_step_and_a_link_makes_the_model_again(o
         asked = [{"prompt": tokenizer.encode(seen["question"])}]
         step = trained_on(
             texts, networks, algorithm, asked, lambda *_, own=rewards, **columns: own)
-        assert len(step.rows) == 16 * (1 - rate) and 0 < sum(rewards) < 16
+        assert len(step.kept) == 16 * (1 - rate) and 0 < sum(rewards) < 16
     asked, chosen, rejected = page.run("Object.values(pairs().at(-1))")  # of the newest clicks
     assert [asked, rewards[texts.index(chosen)], rewards[texts.index(rejected)]] == [
         seen["question"], 1, 0]

@@ -49,7 +49,7 @@ class Logs:
         if self.first:
             files.append(self.folder / "metrics.jsonl", metrics)
             sample = first_group(
-                of_step.rollout, of_step.advantages, of_step.rows, self.tokenizer)
+                of_step.rollout, of_step.advantages, of_step.kept, self.tokenizer)
             files.append(self.folder / "samples.jsonl", {"step": step} | sample)
 
     def show(self, run, metrics):

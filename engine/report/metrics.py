@@ -19,18 +19,18 @@ AXES = {  # how far a run is: (metric of a step that is added up, what the sum i
 }
 
 
-def summarize(rollout, advantages, rows):
+def summarize(rollout, advantages, kept):
     """The metrics of steps 1 to 4, over all devices.
 
-    advantages: (Q, G). rows: the kept completions.
+    advantages: (Q, G). kept: rows of the batch.
     """
     trained = rollout.mask if rollout.prefix_weights is None else rollout.prefix_weights
     sums = {
         "questions": len(advantages),
         "completions": len(rollout.texts),
-        "kept": len(rows),
+        "kept": len(kept),
         "tokens_generated": rollout.lengths.sum(),
-        "tokens_trained": trained[rows].count_nonzero(),
+        "tokens_trained": trained[kept].count_nonzero(),
         "tokens_without_logp": rollout.logp.isnan().sum(),
     }
     means = means_of_completions(rollout) | means_of_verdicts(rollout, advantages)
@@ -117,14 +117,14 @@ def calls(mask):
     return (mask[:, 1:] & ~mask[:, :-1]).sum(1)
 
 
-def first_group(rollout, advantages, rows, tokenizer):
+def first_group(rollout, advantages, kept, tokenizer):
     """What is logged of the first question of a step: its prompt as the model sees it; each
     completion, its reward, its advantage, and whether it is kept.
 
-    advantages: (Q, G); for PPO the scores. rows: the kept completions.
+    advantages: (Q, G); for PPO the scores. kept: rows of the batch.
     """
     question = rollout.questions[0]
-    kept = rows.tolist()
+    kept = kept.tolist()
     group = zip(rollout.texts, rollout.total[0].tolist(), advantages[0].tolist())
     completions = []
     for i, (text, reward, advantage) in enumerate(group):

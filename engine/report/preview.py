@@ -13,9 +13,9 @@ def show(rollout, algorithm, tokenizer):
     Returns (the metrics, the first group as a run logs it), for the doctor.
     """
     advantages = algorithm.advantages(rollout)
-    rows, advantages = algorithm.keep_completions(rollout, advantages)
-    metrics = summarize(rollout, advantages, rows)
-    sample = first_group(rollout, advantages, rows, tokenizer)
+    kept, advantages = algorithm.keep_completions(rollout, advantages)
+    metrics = summarize(rollout, advantages, kept)
+    sample = first_group(rollout, advantages, kept, tokenizer)
     if ranks.rank() > 0:
         return metrics, sample
     print("The first prompt, as the model sees it:")

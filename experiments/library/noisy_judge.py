@@ -44,9 +44,9 @@ def metrics(step):
     """
     truth, verdict = step.rollout.rewards[:2]
     wrong = (truth != verdict).flatten().float()
-    advantages = step.advantages.flatten()[step.rows]
+    advantages = step.advantages.flatten()[step.kept]
     weights = advantages.abs()
-    kept = wrong[step.rows]
+    kept = wrong[step.kept]
     return {  # NaN if nothing is kept
         "wrong": wrong.mean().item(),
         "wrong_kept": kept.mean().item(),

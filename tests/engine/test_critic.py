@@ -80,7 +80,7 @@ def test_estimate_is_that_of_the_whole_batch_although_it_is_cut(three, beta):
     cut, (_, _, batch) = [[4], [1, 3, 0], [], [5, 2]], three
     logp, ref_logp, values = randn(3, *batch.tokens.shape, seed=2).double()
     batch = replace(batch, old_logp=logp, ref_logp=ref_logp if beta else None, old_values=values)
-    minibatches = [batch.rows(rows) for rows in cut]
+    minibatches = [batch.select(rows) for rows in cut]
     estimate(minibatches, CPU, beta=beta, lam=0.9)
     rewards = token_rewards(batch.scores, logp, ref_logp, batch.mask, beta=beta)
     raw, returns = gae(rewards, values, batch.mask, lam=0.9)

@@ -81,7 +81,7 @@ def fixed_update(networks, algorithm, name, optimizer, scale=1.0):
     policy = networks.policy
     critic = networks.critic
     share = own_share(name)
-    own = six_completions(policy.model.device, scale).rows(share)
+    own = six_completions(policy.model.device, scale).select(share)
     minibatches = [batch] = minibatches_of(own, algorithm, share)
 
     def computed(function):
@@ -140,7 +140,7 @@ def whole_gradient(folder):
     """The gradient of shards in bfloat16 over all ranks. Each rank has one micro-batch."""
     networks, algorithm = fixed(folder, "cppo", "full", dtype="bfloat16")
     share = own_share("uneven")
-    [batch] = minibatches_of(six_completions(CPU).rows(share), algorithm, share)
+    [batch] = minibatches_of(six_completions(CPU).select(share), algorithm, share)
     gradient(networks, batch, algorithm, Limits(max_grad_norm=math.inf))
     return torch.cat([p.grad.full_tensor().flatten() for p in networks.model.parameters()])
 
@@ -154,7 +154,7 @@ def update_with_signal_in_one(folder, shard="none"):
     optimizer = torch.optim.SGD(networks.model.parameters(), lr=0.1, momentum=0.9)
     for count in (2, 7):
         algorithm = resolve("drgrpo", mu=2, minibatches=count)
-        minibatches = minibatches_of(everything.rows(share), algorithm, share)
+        minibatches = minibatches_of(everything.select(share), algorithm, share)
         assert len(minibatches) == 1
         result = updated(networks, minibatches, algorithm, optimizer)
     return result
