@@ -44,7 +44,7 @@ from engine.run.folder import alone, how_to_resume, keep_options, run_folder
 from engine.run.interrupt import Interrupt, in_one_sentence
 from engine.scoring.score import is_grade
 from eval import examine, sample_batch
-from loop.batches import cut_into_minibatches
+from loop.batches import split_into_mini_batches
 from loop.records import FIRST_STEP, Parts, Step, TrainingProgress
 from loop.rollout import sample_and_score
 from loop.update import NO_UPDATE, Limits, compute_minibatch, update
@@ -67,7 +67,7 @@ def train_step(parts, questions, rng, so_far=FIRST_STEP, more=None):
     advantages = algorithm.advantages(rollout)
     # 4 keep all of them (GRPO), or the k with the largest |A| (CPPO: cppo.prune)
     kept, advantages = algorithm.keep_completions(rollout, advantages)
-    minibatches = cut_into_minibatches(
+    minibatches = split_into_mini_batches(
         rollout, advantages, kept, algorithm, parts.sampling.max_new_tokens)
     stats, skipped = {}, []
     if minibatches:  # else nobody has anything to learn

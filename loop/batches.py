@@ -15,12 +15,12 @@ from engine.base import ranks
 from engine.model.forward_cost import SequenceCost, forward_cost
 from engine.model.logprobs import computed_lengths
 from engine.model.pace import PACES
-from loop.records import Batch, Cut
+from loop.records import Batch, MicroBatchPlan
 
 # --- mini-batches ---
 
 
-def cut_into_minibatches(rollout, advantages, kept, algorithm, max_new_tokens):
+def split_into_mini_batches(rollout, advantages, kept, algorithm, max_new_tokens):
     """The kept completions of all devices, cut into mini-batches. Returns this device's Batch of
     each, with the weights of its tokens.
 
@@ -89,7 +89,7 @@ def prefixes(batch):
 # --- micro-batches ---
 
 
-def cut_into_micro_batches(batch, max_tokens, policy):
+def split_into_micro_batches(batch, max_tokens, policy):
     """Cut a batch. Returns [(rows, Batch of these rows)], at least one pair. For each pair a model
     computes at most `max_tokens` tokens, padding included; a completion that is longer is alone in
     its pair. rows: on the device.
@@ -97,17 +97,17 @@ def cut_into_micro_batches(batch, max_tokens, policy):
     The batch keeps its cut. So the reference, π_old and all μ passes share one cut, until
     `max_tokens` changes.
     """
-    if batch.cut is None or batch.cut.max_tokens != max_tokens:
-        batch.cut = Cut(max_tokens, rows_of_micro_batches(batch, max_tokens, policy))
+    if batch.micro_batch_plan is None or batch.micro_batch_plan.max_tokens != max_tokens:
+        batch.micro_batch_plan = MicroBatchPlan(max_tokens, plan_micro_batches(batch, max_tokens, policy))
     pairs = []
-    for rows, reads_prompts_once in batch.cut.micro_batches:
+    for rows, reads_prompts_once in batch.micro_batch_plan.micro_batches:
         micro_batch = batch.select(rows) if len(rows) else without_tokens(batch)
         micro_batch.reads_prompts_once = reads_prompts_once
         pairs.append((rows.to(batch.tokens.device, non_blocking=True), micro_batch))
     return pairs
 
 
-def rows_of_micro_batches(batch, max_tokens, policy):
+def plan_micro_batches(batch, max_tokens, policy):
     """[(rows, whether a forward pass computes each different prompt only once)] of each
     micro-batch. rows: on the CPU; a micro-batch that only fills up a device has none."""
     second_pass = PACES[batch.tokens.device.type].second_pass

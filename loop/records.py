@@ -118,7 +118,7 @@ TENSORS = (  # of a Batch, all but the mask
 )
 
 
-class Cut(NamedTuple):
+class MicroBatchPlan(NamedTuple):
     """How a mini-batch is cut into micro-batches."""
 
     max_tokens: int  # the limit of a micro-batch
@@ -141,7 +141,7 @@ class Batch:
     ref_logp: torch.Tensor | None = None  # (N, T)
     old_values: torch.Tensor | None = None  # PPO: (N, T), the critic's at the time of sampling
     returns: torch.Tensor | None = None  # PPO: (N, T), what the critic should have said
-    cut: Cut | None = None  # of a mini-batch: its newest one
+    micro_batch_plan: MicroBatchPlan | None = None  # of a mini-batch: its newest one
     # of a micro-batch: a forward pass computes each different prompt once, then the completions
     reads_prompts_once: bool = False
 

@@ -17,7 +17,7 @@ from engine.model import shards
 from engine.model.pace import PACES
 from family.ppo import value_loss
 from grpo import kl_k3
-from loop.batches import cut_into_micro_batches
+from loop.batches import split_into_micro_batches
 
 LEAST_TOKENS = 256  # of a micro-batch. A device that cannot hold so many tokens is too small
 # a norm of a gradient that is 0 but for float32's rounding. AdamW's ε would stop it, too
@@ -45,7 +45,7 @@ def compute_minibatch(function, minibatch, policy, limits, what="log-probabiliti
     """function(Batch) → (N, T) of a whole mini-batch, computed one micro-batch at a time. policy:
     says how the mini-batch is cut. what: for the progress bar."""
     whole = torch.zeros(minibatch.tokens.shape, device=minibatch.tokens.device)
-    cut = cut_into_micro_batches(minibatch, limits.micro_batch_tokens, policy)
+    cut = split_into_micro_batches(minibatch, limits.micro_batch_tokens, policy)
     for i, (rows, batch) in enumerate(cut, 1):
         progress.say(what, i, len(cut), "micro-batches")
         whole[rows, : batch.tokens.shape[1]] = function(batch)
@@ -91,7 +91,7 @@ def gradient(networks, minibatch, algorithm, limits):
     while True:
         networks.zero_grad()
         try:
-            tally = accumulate(networks, minibatch, algorithm, limits)
+            sums = accumulate(networks, minibatch, algorithm, limits)
             break
         except torch.OutOfMemoryError:
             # devices with shards compute together, so one of them cannot repeat alone
@@ -105,30 +105,30 @@ def gradient(networks, minibatch, algorithm, limits):
     for network in networks.learners:
         norms.append(shards.clip_gradients(network, limits.max_grad_norm))
     norms = ranks.all_reduce(networks.model.device, maxima=enumerate(norms))
-    return {"grad_norm": norms[0]} | tally.read(), list(norms.values())
+    return {"grad_norm": norms[0]} | sums.read(), list(norms.values())
 
 
 def accumulate(networks, minibatch, algorithm, limits):
-    """Forward and backward passes over the micro-batches. Returns their Tally.
+    """Forward and backward passes over the micro-batches. Returns their MetricSums.
 
     In the first update on a mini-batch π_θ is still π_old, so its log-probabilities are kept as
     `old_logp`.
     """
     device = minibatch.tokens.device
-    tally = Tally(device)
+    sums = MetricSums(device)
 
     def learn(batch):
         mask = batch.mask.to(device, non_blocking=True)
-        batch = learn_policy(networks.policy, batch, mask, algorithm, tally)
+        batch = learn_policy(networks.policy, batch, mask, algorithm, sums)
         if networks.critic:
-            learn_critic(networks.critic, batch, mask, tally)
+            learn_critic(networks.critic, batch, mask, sums)
         return batch.old_logp
 
     minibatch.old_logp = compute_minibatch(learn, minibatch, networks.policy, limits, "update")
-    return tally
+    return sums
 
 
-def learn_policy(policy, batch, mask, algorithm, tally):
+def learn_policy(policy, batch, mask, algorithm, sums):
     """The policy's forward and backward pass over a micro-batch.
 
     Returns the micro-batch with the `old_logp`, the `sampled_logp` and the `weights` that counted.
@@ -148,16 +148,16 @@ def learn_policy(policy, batch, mask, algorithm, tally):
     loss.backward()
     batch = replace(batch, old_logp=old_logp, sampled_logp=sampled_logp, weights=weights)
     measured = measure(batch, mask, logp.detach(), entropy.detach(), stats)
-    tally.add(measured | {"loss": loss.detach()})
+    sums.add(measured | {"loss": loss.detach()})
     return batch
 
 
-def learn_critic(critic, batch, mask, tally):
+def learn_critic(critic, batch, mask, sums):
     """The critic's forward and backward pass over a micro-batch."""
     values = critic(batch)
     loss = value_loss(values, batch.old_values, batch.returns, mask, weights=batch.weights)
     loss.backward()
-    tally.add({"value_loss": loss.detach()})
+    sums.add({"value_loss": loss.detach()})
 
 
 def measure(batch, mask, logp, entropy, stats):
@@ -184,7 +184,7 @@ def measure(batch, mask, logp, entropy, stats):
     return measured
 
 
-class Tally:
+class MetricSums:
     """What the logs tell of an update, added up over its micro-batches.
 
     The numbers stay on the device until `read`, so no micro-batch waits for the one before it.

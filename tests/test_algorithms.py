@@ -19,7 +19,7 @@ from family.gdpo import decoupled_advantages
 from family.gfpo import retained_advantages
 from family.lite_ppo import batch_std_advantages
 from grpo import group_advantages
-from loop.batches import cut_into_micro_batches, cut_into_minibatches
+from loop.batches import split_into_micro_batches, split_into_mini_batches
 from loop.records import join
 from tests.helpers.training import a_rollout
 
@@ -309,14 +309,14 @@ def minibatches_of(rows, count, numbers=(0, 1)):
         question_numbers=torch.tensor(numbers))
     advantages = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
     algorithm = resolve("grpo", minibatches=count)
-    return cut_into_minibatches(rollout, advantages, torch.tensor(rows), algorithm, 48)
+    return split_into_mini_batches(rollout, advantages, torch.tensor(rows), algorithm, 48)
 
 
 def cut(batch, max_tokens, shares_prompts=True):
     """[(rows, lengths) of each micro-batch]"""
     policy = Policy(torch.nn.Identity(), shares_prompts=shares_prompts)
     return [(rows.tolist(), part.mask.sum(1).tolist())
-            for rows, part in cut_into_micro_batches(batch, max_tokens, policy)]
+            for rows, part in split_into_micro_batches(batch, max_tokens, policy)]
 
 
 def test_a_batch_holds_the_kept_rows_with_all_that_belongs_to_them():

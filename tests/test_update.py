@@ -19,7 +19,7 @@ from engine.model.pace import PACES
 from family.nat import prefix_factors
 from grpo import grpo_loss
 from loop import batches
-from loop.batches import cut_into_micro_batches
+from loop.batches import split_into_micro_batches
 from loop.records import Batch
 from loop.update import Limits, accumulate, compute_minibatch, gradient
 from tests.helpers.training import (
@@ -140,10 +140,10 @@ def test_no_micro_batch_reads_anything_off_the_device(six, name, correction, mon
     on_device = {name: x.to("meta") for name, x in batch.tensors.items()}
     minibatch = Batch(batch.prompts, mask=batch.mask, **on_device)
     minibatch.ref_logp = minibatch.weights = torch.zeros(batch.tokens.shape, device="meta")
-    tally = accumulate(
+    sums = accumulate(
         Networks(Policy(model), None), minibatch, resolve(name, importance_weights=correction),
         Limits(micro_batch_tokens=30))
-    assert all(x.is_meta for x in [*tally.sums.values(), *tally.maxima.values()])
+    assert all(x.is_meta for x in [*sums.sums.values(), *sums.maxima.values()])
     assert all(p.grad is not None for p in model.parameters())
 
 
@@ -183,7 +183,7 @@ def test_a_completion_without_a_token_that_fills_up_a_device_counts_nowhere(six,
 
     def results():
         after, stats = after_update(six, resolve("grpo", mu=2))
-        cut = cut_into_micro_batches(replace(batch, cut=None), 10**6, Policy(model))
+        cut = split_into_micro_batches(replace(batch, cut=None), 10**6, Policy(model))
         return weights_of(after), stats, len(cut)
 
     monkeypatch.setattr(Policy, "sharded", property(lambda policy: True, lambda *_: None))
@@ -204,7 +204,7 @@ def test_devices_with_shards_make_equally_many_passes(six):
     """In each micro-batch, too. These prompts are too short for a second pass to pay."""
     def passes(shares_prompts, sharded=False):
         policy = Policy(six[0], shares_prompts=shares_prompts, sharded=sharded)
-        cut = cut_into_micro_batches(replace(six[1], cut=None), 30, policy)
+        cut = split_into_micro_batches(replace(six[1], cut=None), 30, policy)
         return {micro_batch.reads_prompts_once for _, micro_batch in cut}
 
     assert passes(True) == passes(False) == {False}
@@ -212,20 +212,20 @@ def test_devices_with_shards_make_equally_many_passes(six):
 
 
 def test_a_device_without_a_completion_has_an_empty_micro_batch(six):
-    [(rows, batch)] = cut_into_micro_batches(six[1].select([]), 30, Policy(six[0]))
+    [(rows, batch)] = split_into_micro_batches(six[1].select([]), 30, Policy(six[0]))
     assert len(rows) == 0 and batch.tokens.shape == batch.mask.shape == (1, 0)
 
 
 def test_a_mini_batch_is_cut_once_until_the_limit_changes(six, monkeypatch):
     """Once for the reference, π_old and all μ passes, each of which computes as the cut says."""
     model, batch = six
-    own, cuts = batches.rows_of_micro_batches, []
+    own, cuts = batches.plan_micro_batches, []
 
     def counted(batch, max_tokens, policy):
         cuts.append(max_tokens)
         return own(batch, max_tokens, policy)
 
-    monkeypatch.setattr(batches, "rows_of_micro_batches", counted)
+    monkeypatch.setattr(batches, "plan_micro_batches", counted)
     policy, limits = Policy(model), Limits(micro_batch_tokens=30)
     with torch.no_grad():
         batch.ref_logp = compute_minibatch(policy.logprobs, batch, policy, limits)

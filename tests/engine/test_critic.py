@@ -12,7 +12,7 @@ from engine.model.critic import Critic, estimate
 from engine.model.logprobs import Policy, completion_states
 from engine.model.networks import networks_around
 from family.ppo import gae, token_rewards, whiten
-from loop.batches import cut_into_micro_batches
+from loop.batches import split_into_micro_batches
 from loop.update import Limits
 from tests.helpers.examples import seeded
 from tests.helpers.training import CPU, completions, logprobs, updated, weights_of, with_reference
@@ -112,7 +112,7 @@ def test_updates_of_policy_and_critic_equal_those_of_a_plain_loop(three):
         V_old = critic(batch) + 0.3 * noise[1]
     given = replace(batch, advantages=A, returns=R, old_logp=old_logp, old_values=V_old)
     limits = Limits(micro_batch_tokens=40, max_grad_norm=0.1)
-    assert len(cut_into_micro_batches(given, 40, Policy(model))) > 1
+    assert len(split_into_micro_batches(given, 40, Policy(model))) > 1
     stats = updated(model, adamw(model, critic), [with_reference(given, model)], resolve("ppo"),
                     critic=critic, limits=limits)
 

@@ -23,7 +23,7 @@ from engine.model import logprobs
 from engine.model.critic import Critic
 from engine.model.logprobs import Policy, completion_mask, recompute_layers
 from engine.model.prompts import shares_prompts
-from loop.batches import cut_into_micro_batches
+from loop.batches import split_into_micro_batches
 from loop.records import Batch
 from tests.helpers.examples import seeded
 from tests.helpers.training import at_pace, completion_logprobs
@@ -264,7 +264,7 @@ def test_rows_are_read_in_one_pass_unless_a_second_one_pays(prompts, shares, pas
     batch = Batch(prompts, tokens, tokens == 0, torch.zeros(8))
     policy, read = Policy(make("qwen2, tied"), shares_prompts=shares), []
     policy.model.base_model.register_forward_pre_hook(lambda *_: read.append(1))
-    for _, micro_batch in cut_into_micro_batches(batch, 1000, policy):
+    for _, micro_batch in split_into_micro_batches(batch, 1000, policy):
         policy.logprobs(micro_batch)
     assert len(read) == passes
 

@@ -19,7 +19,7 @@ from engine.model.networks import Networks, add_optimizer
 from engine.model.networks import networks_around as without_optimizer
 from engine.model.pace import PACES
 from grpo import token_logprobs
-from loop.batches import cut_into_minibatches
+from loop.batches import split_into_mini_batches
 from loop.records import FIRST_STEP, Batch, Parts, Rollout
 from loop.update import Limits, update
 from tests.helpers.examples import named
@@ -104,7 +104,7 @@ def a_rollout(rewards, lengths=None, reward_weights=None, **more):
 
 
 def minibatches_of(batch, algorithm, numbers=None, **more):
-    """What `cut_into_minibatches` makes of a batch in which each completion has its own question.
+    """What `split_into_mini_batches` makes of a batch in which each completion has its own question.
     numbers: of these questions among those of all devices. more: of the Rollout."""
     n = len(batch.prompts)
     rollout = a_rollout(
@@ -112,7 +112,7 @@ def minibatches_of(batch, algorithm, numbers=None, **more):
         questions=[{"prompt": prompt} for prompt in batch.prompts], mask=batch.mask,
         logp=torch.zeros(batch.tokens.shape, device=batch.tokens.device),
         question_numbers=torch.tensor(range(n) if numbers is None else numbers), **more)
-    found = cut_into_minibatches(rollout, rollout.total, torch.arange(n), algorithm, LONGEST)
+    found = split_into_mini_batches(rollout, rollout.total, torch.arange(n), algorithm, LONGEST)
     for minibatch in found:
         minibatch.sampled_logp = None  # nobody has sampled these
     return found
