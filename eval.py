@@ -25,7 +25,7 @@ from engine.base.errors import UserError
 from engine.base.program import run_program
 from engine.data.questions import with_prompts
 from engine.data.rows import check_columns, check_dataset
-from engine.model.contract import Sampling
+from engine.model.sampler_interface import Sampling
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
 from engine.model.networks import make_sampler, uses_ours

@@ -21,7 +21,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from engine.base.errors import UserError
-from engine.model.contract import Completions
+from engine.model.sampler_interface import Completions
 
 TAGS = ("<tool>", "</tool>")  # one token each; Qwen's chat models have <tool_call>, </tool_call>
 MAX_CALLS = 3  # later calls get no answer
@@ -69,7 +69,7 @@ class Turns:
 
 
 class WithCalculator:
-    """The project's sampler, with a calculator (the contract: engine/model/contract.py)."""
+    """The project's sampler, with a calculator (the contract: engine/model/sampler_interface.py)."""
 
     wraps_ours = True
 

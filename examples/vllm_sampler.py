@@ -1,4 +1,4 @@
-"""Sampling with vLLM, if it is installed, behind the contract of engine/model/contract.py.
+"""Sampling with vLLM, if it is installed, behind the contract of engine/model/sampler_interface.py.
 
     torchrun train.py … --sampler examples/vllm_sampler.py:VLLM
 
@@ -31,7 +31,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from engine.base import ranks
 from engine.base.errors import UserError, one_line
-from engine.model.contract import Completions, Sampling
+from engine.model.sampler_interface import Completions, Sampling
 from engine.model.folders import context_of, resolve_model
 from engine.model.logprobs import completion_mask
 

@@ -97,10 +97,12 @@ def split_into_micro_batches(batch, max_tokens, policy):
     The batch keeps its cut. So the reference, π_old and all μ passes share one cut, until
     `max_tokens` changes.
     """
-    if batch.micro_batch_plan is None or batch.micro_batch_plan.max_tokens != max_tokens:
-        batch.micro_batch_plan = MicroBatchPlan(max_tokens, plan_micro_batches(batch, max_tokens, policy))
+    plan = batch.micro_batch_plan
+    if plan is None or plan.max_tokens != max_tokens:
+        plan = MicroBatchPlan(max_tokens, plan_micro_batches(batch, max_tokens, policy))
+        batch.micro_batch_plan = plan
     pairs = []
-    for rows, reads_prompts_once in batch.micro_batch_plan.micro_batches:
+    for rows, reads_prompts_once in plan.micro_batches:
         micro_batch = batch.select(rows) if len(rows) else without_tokens(batch)
         micro_batch.reads_prompts_once = reads_prompts_once
         pairs.append((rows.to(batch.tokens.device, non_blocking=True), micro_batch))

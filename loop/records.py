@@ -21,7 +21,7 @@ class Parts(NamedTuple):
     networks: object  # Networks of engine/model/networks.py
     algorithm: object  # Algorithm of algorithms.py
     reward_functions: list  # Rewards of engine/scoring/score.py
-    sampling: object  # Sampling of engine/model/contract.py
+    sampling: object  # Sampling of engine/model/sampler_interface.py
     limits: object  # Limits of loop/update.py
 
 

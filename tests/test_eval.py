@@ -8,7 +8,7 @@ import eval as evaluation
 from engine.base import files
 from engine.base.errors import UserError
 from engine.data.questions import load_questions
-from engine.model.contract import Sampling
+from engine.model.sampler_interface import Sampling
 from engine.model.sampler import Sampler
 from tasks.table import SYSTEM_PROMPT
 from tests.engine.test_ranks import torchrun

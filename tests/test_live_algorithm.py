@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from algorithms import resolve
-from engine.model.contract import Sampling
+from engine.model.sampler_interface import Sampling
 from engine.model.logprobs import Policy
 from engine.model.sampler import Sampler
 from experiments.library import toy_model

@@ -13,7 +13,7 @@ import eval as evaluation
 import train
 from algorithms import resolve
 from engine.base import files
-from engine.model.contract import Sampling
+from engine.model.sampler_interface import Sampling
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy, completion_mask
 from engine.model.sampler import Sampler

@@ -25,7 +25,7 @@ import rewards
 from algorithms import resolve
 from cppo import batch_rows, prune
 from engine.data.questions import load_questions
-from engine.model.contract import Completions, Sampling
+from engine.model.sampler_interface import Completions, Sampling
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy, completion_mask
 from grpo import group_advantages, grpo_loss

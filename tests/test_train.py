@@ -24,7 +24,7 @@ from engine.base.errors import UserError
 from engine.base.progress import Clock
 from engine.data import questions as questions_module
 from engine.model import shards
-from engine.model.contract import Sampling
+from engine.model.sampler_interface import Sampling
 from engine.model.logprobs import Policy
 from engine.model.sampler import Sampler
 from engine.report.metrics import first_group

@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from engine.model.contract import Sampling
+from engine.model.sampler_interface import Sampling
 from examples.vllm_sampler import VLLM
 from experiments.library.toy_model import make_tokenizer
 

@@ -11,7 +11,7 @@ from engine.base import ranks
 from engine.base.errors import UserError
 from engine.base.files import known_or_own
 from engine.model import shards
-from engine.model.contract import check_sampler, stop_tokens
+from engine.model.sampler_interface import check_sampler, stop_tokens
 from engine.model.critic import Critic
 from engine.model.loading import adapters_in_float32, load_model
 from engine.model.logprobs import START, Policy, recompute_layers
@@ -31,10 +31,10 @@ warnings.filterwarnings("ignore", "Already found a `peft_config` attribute")
 
 
 def sampler_class(word):
-    """The class that `--sampler` names, "ours" or FILE.py:CLASS. contract.py says what it has."""
+    """The class that `--sampler` names, "ours" or FILE.py:CLASS. sampler_interface.py says what it has."""
     kind = known_or_own(word, {"ours": Sampler}, "sampler", "--sampler")
     if not (hasattr(kind, "check") and hasattr(kind, "sample")):
-        raise UserError(f"--sampler {word} lacks check or sample: engine/model/contract.py says "
+        raise UserError(f"--sampler {word} lacks check or sample: engine/model/sampler_interface.py says "
                         "what a sampler has.")
     return kind
 
@@ -57,7 +57,7 @@ def uses_ours(word):
 class Networks:
     policy: Policy  # it learns
     tokenizer: object  # of transformers
-    sampler: object = None  # as contract.py says
+    sampler: object = None  # as sampler_interface.py says
     optimizer: torch.optim.Optimizer | None = None
     reference: Policy | None = None  # None if β is 0 and nothing else needs the KL
     critic: Critic | None = None

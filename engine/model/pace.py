@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Pace:
-    # --- sampling (writing.py) ---
+    # --- sampling (decoding.py) ---
     # every so many tokens the host asks the device which completions have ended. While it waits for
     # the answer, a GPU gets nothing to do
     ask_every: int

@@ -1,4 +1,4 @@
-"""The project's sampler of the policy. contract.py says what every sampler does, writing.py writes
+"""The project's sampler of the policy. sampler_interface.py says what every sampler does, decoding.py writes
 the tokens."""
 
 import math
@@ -7,9 +7,9 @@ import torch
 from tqdm import tqdm
 
 from engine.base.errors import UserError
-from engine.model.contract import Completions, stop_tokens
+from engine.model.sampler_interface import Completions, stop_tokens
 from engine.model.prompts import on_device
-from engine.model.writing import ends_in_texts, write_completions
+from engine.model.decoding import ends_in_texts, decode_completions
 
 
 class Sampler:
@@ -77,7 +77,7 @@ class Sampler:
             chosen = prompts[start : start + questions]
             rows = slice(start * group_size, (start + questions) * group_size)
             try:
-                write_completions(
+                decode_completions(
                     self.model, self.tokenizer, chosen, sampling, stop_ids, u[rows],
                     tokens[rows], logp[rows])
                 start += questions

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 
 from algorithms import ALGORITHMS, Row
-from engine.model.contract import Sampling
+from engine.model.sampler_interface import Sampling
 from engine.options.command_line import option
 from family.tis import CORRECTIONS
 from tasks.table import TASKS, task_of

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
 from allocate import micro_batches
 from engine.base import progress
 from engine.base.program import run_program
-from engine.model.contract import Sampling
+from engine.model.sampler_interface import Sampling
 from engine.model.logprobs import Policy, completion_mask
 from engine.model.sampler import Sampler
 from engine.options.command_line import option, parse

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicCache
 
-from engine.model.contract import Sampling
+from engine.model.sampler_interface import Sampling
 from engine.model.kv_cache import Place, RoomyLayer
 from engine.model.sampler import Sampler
-from engine.model.writing import Unfinished
+from engine.model.decoding import DecodingState
 from tests.engine.test_logprobs import make
 from tests.helpers.graphs import graphs_on_a_cpu
 from tests.helpers.training import at_pace, completion_logprobs
@@ -51,7 +51,7 @@ def test_tokens_are_appended_in_place_to_the_rows_that_stay(kept):
         setattr(rows, name, torch.arange(6))
     for t in range(3):
         if t == 2:
-            Unfinished.keep(rows, torch.tensor(kept))
+            DecodingState.keep(rows, torch.tensor(kept))
             assert sorted(rows.number.tolist()) == kept and torch.equal(rows.ended, rows.number)
         new = torch.randn(2, len(rows.number), 2, 1, 5)
         expected = torch.cat([expected[:, rows.number], new], 3)

@@ -9,10 +9,10 @@ from torch.testing import assert_close
 
 from engine.base import progress
 from engine.model import shards
-from engine.model.contract import Sampling, stop_tokens
+from engine.model.sampler_interface import Sampling, stop_tokens
 from engine.model.pace import PACES
 from engine.model.sampler import Sampler
-from engine.model.writing import sample_token
+from engine.model.decoding import sample_token
 from tests.helpers.examples import seeded
 from tests.helpers.graphs import Answers, graphs_on_a_cpu
 from tests.helpers.training import at_pace, completion_logprobs
@@ -74,7 +74,7 @@ def test_greedy_equals_generate_of_transformers(loaded):
 def test_rows_that_have_ended_leave_when_the_device_is_asked(loaded, monkeypatch):
     rows, every = [], PACES["cpu"].ask_every
     monkeypatch.setattr(
-        "engine.model.writing.sample_token",
+        "engine.model.decoding.sample_token",
         lambda logits, *args: rows.append(len(logits)) or sample_token(logits, *args),
     )
     _, drawn = run(loaded, group=16, max_new_tokens=24)
@@ -185,7 +185,7 @@ def forgetful(loaded, monkeypatch, room):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return sample_token(logits, *rest)
 
-    monkeypatch.setattr("engine.model.writing.sample_token", choose)
+    monkeypatch.setattr("engine.model.decoding.sample_token", choose)
     return sampler
 
 

@@ -8,7 +8,7 @@ import torch
 
 import eval as evaluation
 from engine.data.questions import begun, fingerprint, with_prompts
-from engine.model.contract import Completions, stop_tokens
+from engine.model.sampler_interface import Completions, stop_tokens
 from engine.model.logprobs import completion_mask
 from engine.model.sampler import Sampler
 from engine.report.answers import read_answers

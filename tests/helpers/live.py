@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.utils.rnn import pad_sequence
 
-from engine.model.contract import Completions, Sampling
+from engine.model.sampler_interface import Completions, Sampling
 from engine.model.loading import load_model
 from engine.model.logprobs import completion_mask
 from loop.records import FIRST_STEP, Parts

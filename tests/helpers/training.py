@@ -13,7 +13,7 @@ import torch
 
 import train
 from algorithms import resolve
-from engine.model.contract import Sampling
+from engine.model.sampler_interface import Sampling
 from engine.model.logprobs import Policy, completion_mask
 from engine.model.networks import Networks, add_optimizer
 from engine.model.networks import networks_around as without_optimizer
@@ -104,8 +104,8 @@ def a_rollout(rewards, lengths=None, reward_weights=None, **more):
 
 
 def minibatches_of(batch, algorithm, numbers=None, **more):
-    """What `split_into_mini_batches` makes of a batch in which each completion has its own question.
-    numbers: of these questions among those of all devices. more: of the Rollout."""
+    """What `split_into_mini_batches` makes of a batch in which each completion has its own
+    question. numbers: of these questions among those of all devices. more: of the Rollout."""
     n = len(batch.prompts)
     rollout = a_rollout(
         batch.advantages.cpu().view(n, 1), batch.mask.sum(1, keepdim=True), tokens=batch.tokens,

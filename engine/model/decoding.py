@@ -22,7 +22,7 @@ LOOKS_EVERY = 16  # tokens: then the texts are looked at for `sampling.stop`
 
 
 @torch.inference_mode()  # less to keep than no_grad: a token of a tiny model is mostly overhead
-def write_completions(model, tokenizer, prompts, sampling, stop_ids, u, tokens, logp):
+def decode_completions(model, tokenizer, prompts, sampling, stop_ids, u, tokens, logp):
     """Sample completions of the prompts, and write them into `tokens` and `logp`, both (N, T).
 
     u: (N, T) random numbers. A completion that has ended leaves the batch as PACES says.
@@ -30,33 +30,33 @@ def write_completions(model, tokenizer, prompts, sampling, stop_ids, u, tokens, 
     T = tokens.shape[1]
     pace = PACES[model.device.type]
     progress.say("sampling", 1, T, "tokens")
-    unfinished = Unfinished(model, prompts, sampling, stop_ids, u, tokens, logp)
-    records, graph = pace.records and unfinished.plain, None
+    state = DecodingState(model, prompts, sampling, stop_ids, u, tokens, logp)
+    records, graph = pace.records and state.plain, None
     for t in range(1, T):
         progress.say("sampling", t + 1, T, "tokens")
         if sampling.stop and t % LOOKS_EVERY == 0:
-            said = ends_in_texts(tokens[unfinished.number, :t], tokenizer, sampling.stop)
-            unfinished.ended |= said.any(1)
+            said = ends_in_texts(tokens[state.number, :t], tokenizer, sampling.stop)
+            state.ended |= said.any(1)
         if t % pace.ask_every == 0:
-            going_on = (~unfinished.ended.cpu()).nonzero().squeeze(1)  # here the host waits
-            running = len(unfinished.ended)
+            going_on = (~state.ended.cpu()).nonzero().squeeze(1)  # here the host waits
+            running = len(state.ended)
             if len(going_on) == 0:
                 break
             if len(going_on) < running and len(going_on) <= pace.leave_at * running:
-                unfinished.keep(going_on)
+                state.keep(going_on)
                 graph = None
         # the column of token t − 1 is seen now
-        needed = unfinished.prompt + t
-        if needed > unfinished.place.width:
-            multiple = pace.columns if unfinished.plain else 1
+        needed = state.prompt + t
+        if needed > state.place.width:
+            multiple = pace.columns if state.plain else 1
             width = math.ceil(needed / multiple) * multiple
-            unfinished.place.width = min(width, unfinished.prompt + T)
+            state.place.width = min(width, state.prompt + T)
             graph = None
         if records and t > 1 and graph is None:  # the first step prepares what is prepared once
-            graph = record(unfinished.step)
+            graph = record(state.step)
             records = graph is not None
         if graph is None:
-            unfinished.step()
+            state.step()
         else:
             graph.replay()
 
@@ -92,11 +92,11 @@ def record(step):
             f"starts each of its kernels ({one_line(error)}).")
 
 
-class Unfinished:
+class DecodingState:
     """The completions that are not finished, one row each: n of N.
 
     Each prompt is computed once, then repeated, and the first token of each row is drawn. The
-    arguments are those of `write_completions`.
+    arguments are those of `decode_completions`.
     """
 
     def __init__(self, model, prompts, sampling, stop_ids, u, tokens, logp):
