@@ -1,5 +1,6 @@
 """engine/options/checks.py and config.py: what is refused before any work."""
 
+import errno
 import os
 import re
 
@@ -10,11 +11,12 @@ from algorithms import ALGORITHMS
 from engine.base.errors import UserError
 from engine.options.checks import notes_on_options
 from engine.options.command_line import given
-from engine.options.config import Config, config_of
+from engine.options.config import Config, config_of, open_run
 from engine.run.begin import open_run
+from engine.run.interrupt import in_one_sentence
 from tasks import toy
 from tasks.table import TASKS
-from tests.helpers.runs import written
+from tests.helpers.runs import run, written
 
 BAD = """
 --pruning_rate 1
@@ -127,6 +129,24 @@ def test_a_rule_or_a_metric_of_ones_own_is_tried_before_any_work(algorithm, name
     with pytest.raises(UserError, match=f"{name} does not fit {algorithm}: .*{said}") as error:
         open_run(words)
     assert "\n" not in str(error.value)
+
+
+def test_ctrl_c_twice_ends_a_run_at_once(tmp_path, monkeypatch, capsys):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "train", stopped)
+    assert run("toy", tmp_path / "run") == 130
+    assert "stopped at once. There was no checkpoint yet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("error, words", [
+    (OSError(errno.ENOSPC, "x"), "^nothing can be written [(]x[)]: make room"),
+    (FloatingPointError("x"), "^the model's logits .*lower --lr. "), (RuntimeError("x"), None),
+])
+def test_what_the_user_can_change_ends_a_run_in_one_sentence(error, words, tmp_path):
+    found = in_one_sentence(error, tmp_path)
+    assert re.search(words or "x$", str(found)) and (type(found) is UserError) == bool(words)
 
 
 @pytest.mark.parametrize("words, noted", [

@@ -2,6 +2,7 @@
 
 import math
 import re
+import subprocess
 import sys
 from dataclasses import dataclass
 
@@ -9,9 +10,10 @@ import pytest
 
 from engine.base.errors import UserError
 from engine.base.program import run_program
-from engine.options.command_line import flat, given, option, parse, within
+from engine.options.command_line import flat, given, option, parse, run_program, within
 from engine.options.config import Config as RunConfig
 from engine.options.names import NAMES
+from tests.helpers.runs import ROOT
 
 
 @dataclass
@@ -125,3 +127,19 @@ def test_a_program_ends_with_a_code_and_one_line(error, code, said, monkeypatch,
     assert end.value.code == code and capsys.readouterr() == ("", said)
     with pytest.raises(ZeroDivisionError):  # its own mistake keeps its traceback
         run_program(raising(ZeroDivisionError()))
+
+
+PRINTS = """
+from engine.options.command_line import run_program
+run_program(lambda argv: print("a line", flush=True))
+"""
+
+
+def test_a_closed_pipe_ends_a_program_with_a_sentence():
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        [sys.executable, "-c", PRINTS], cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+    process.stdout.close()  # as head -1 does
+    assert process.stderr.read() == (
+        "error: stopped, because the program that read the output has ended.\n")
+    assert process.wait(timeout=120) == 2

@@ -1,6 +1,8 @@
 """engine/run/folder.py: whose a folder is, what run.json keeps, and that one job alone writes a
 folder."""
 
+import errno
+import fcntl
 import os
 import shutil
 import socket
@@ -71,6 +73,17 @@ def test_two_jobs_cannot_write_one_folder(words):
     assert len(metrics_of(RUN)) == 1
     with alone(RUN):  # the lock has ended
         pass
+
+
+def test_a_file_system_without_locks_does_not_keep_a_run_from_its_work(
+    tmp_path, monkeypatch, capsys
+):
+    def unsupported(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with alone(tmp_path):
+        assert "run.lock cannot be locked" in capsys.readouterr().out
 
 
 # --- whose a folder is ---

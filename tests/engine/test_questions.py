@@ -161,6 +161,15 @@ def test_the_default_system_prompt_shows_the_form_that_the_format_reward_pays_fo
     assert format_reward([form]) == [1.0]
 
 
+def test_a_hub_that_cannot_be_reached_is_one_sentence(tokenizer, monkeypatch):
+    def unreachable(*_, **__):
+        raise ConnectionError("no\nnetwork")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(UserError, match="gsm8k .*no network.* go online"):
+        load_questions("gsm8k", tokenizer)
+
+
 def test_a_question_of_a_hub_without_an_answer_is_skipped_and_reported(tokenizer, monkeypatch):
     rows = [ONE, ONE | {"answer": " \n"}, ONE | {"answer": None}, ONE | {"question": " "}]
     monkeypatch.setattr(
