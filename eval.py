@@ -25,11 +25,11 @@ from engine.base.errors import UserError
 from engine.base.program import run_program
 from engine.data.questions import with_prompts
 from engine.data.rows import check_columns, check_dataset
-from engine.model.sampler_interface import Sampling
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
 from engine.model.networks import make_sampler, uses_ours
 from engine.model.sampler import Sampler
+from engine.model.sampler_interface import Sampling
 from engine.options.command_line import compose, given
 from engine.options.options import EvaluationOptions
 from engine.report.answers import (

@@ -1,4 +1,5 @@
-"""A sampler of your own: transformers' `generate`, behind the contract of engine/model/sampler_interface.py.
+"""A sampler of your own: transformers' `generate`, behind the interface of
+engine/model/sampler_interface.py.
 
     torchrun train.py --sampler examples/my_sampler.py:Generate --steps 4
 """
@@ -11,9 +12,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from engine.base.errors import UserError
-from engine.model.sampler_interface import Completions
 from engine.model.folders import resolve_model
 from engine.model.logprobs import completion_mask
+from engine.model.sampler_interface import Completions
 
 
 class Generate:

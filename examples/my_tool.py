@@ -69,7 +69,7 @@ class Turns:
 
 
 class WithCalculator:
-    """The project's sampler, with a calculator (the contract: engine/model/sampler_interface.py)."""
+    """The project's sampler, with a calculator (engine/model/sampler_interface.py)."""
 
     wraps_ours = True
 

@@ -31,9 +31,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from engine.base import ranks
 from engine.base.errors import UserError, one_line
-from engine.model.sampler_interface import Completions, Sampling
 from engine.model.folders import context_of, resolve_model
 from engine.model.logprobs import completion_mask
+from engine.model.sampler_interface import Completions, Sampling
 
 # bytes for keys and values on a CPU; if they are too few, some completions wait for others to end
 CPU_CACHE = 2**30

@@ -39,10 +39,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 from engine.base import files
 from engine.base.errors import UserError, one_line
 from engine.base.program import run_program
-from engine.model.sampler_interface import Completions, Sampling
 from engine.model.loading import fewer_kernels
 from engine.model.logprobs import Policy, completion_mask
 from engine.model.precision import choose_dtype
+from engine.model.sampler_interface import Completions, Sampling
 from engine.options.command_line import option, parse
 from engine.options.config import config_of
 from engine.run.plan import plan

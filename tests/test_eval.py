@@ -8,8 +8,8 @@ import eval as evaluation
 from engine.base import files
 from engine.base.errors import UserError
 from engine.data.questions import load_questions
-from engine.model.sampler_interface import Sampling
 from engine.model.sampler import Sampler
+from engine.model.sampler_interface import Sampling
 from tasks.table import SYSTEM_PROMPT
 from tests.engine.test_ranks import torchrun
 from tests.helpers.runs import ROOT, json_of

@@ -13,8 +13,8 @@ import train
 from algorithms import ALGORITHMS, resolve
 from engine.base import files
 from engine.base.errors import UserError
-from engine.model.sampler_interface import Sampling
 from engine.model.sampler import Sampler
+from engine.model.sampler_interface import Sampling
 from engine.options.config import config_of
 from examples import my_sampler
 from examples.my_algorithm import by_length

@@ -18,10 +18,10 @@ from transformers import (
 from engine.base import files
 from engine.base.errors import UserError
 from engine.model import networks
-from engine.model.sampler_interface import Completions
+from engine.model.decoding import ends_in_texts
 from engine.model.loading import load_model
 from engine.model.sampler import until_first_stop
-from engine.model.decoding import ends_in_texts
+from engine.model.sampler_interface import Completions
 from engine.run import checkpoint
 from train import main
 

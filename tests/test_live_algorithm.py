@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from algorithms import resolve
-from engine.model.sampler_interface import Sampling
 from engine.model.logprobs import Policy
 from engine.model.sampler import Sampler
+from engine.model.sampler_interface import Sampling
 from experiments.library import toy_model
 from loop.records import TrainingProgress
 from rewards import format_reward, toy_accuracy

@@ -13,10 +13,10 @@ import eval as evaluation
 import train
 from algorithms import resolve
 from engine.base import files
-from engine.model.sampler_interface import Sampling
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy, completion_mask
 from engine.model.sampler import Sampler
+from engine.model.sampler_interface import Sampling
 from engine.report.metrics import calls
 from examples.my_tool import WithCalculator, answer_call, calculate
 from experiments.library import toy_model

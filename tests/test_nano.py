@@ -25,9 +25,9 @@ import rewards
 from algorithms import resolve
 from cppo import batch_rows, prune
 from engine.data.questions import load_questions
-from engine.model.sampler_interface import Completions, Sampling
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy, completion_mask
+from engine.model.sampler_interface import Completions, Sampling
 from grpo import group_advantages, grpo_loss
 from loop.records import Parts
 from loop.update import Limits

@@ -24,9 +24,9 @@ from engine.base.errors import UserError
 from engine.base.progress import Clock
 from engine.data import questions as questions_module
 from engine.model import shards
-from engine.model.sampler_interface import Sampling
 from engine.model.logprobs import Policy
 from engine.model.sampler import Sampler
+from engine.model.sampler_interface import Sampling
 from engine.report.metrics import first_group
 from engine.run import begin, checkpoint, state
 from engine.run.state import Run

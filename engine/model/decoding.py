@@ -47,10 +47,10 @@ def decode_completions(model, tokenizer, prompts, sampling, stop_ids, u, tokens,
                 graph = None
         # the column of token t − 1 is seen now
         needed = state.prompt + t
-        if needed > state.place.width:
+        if needed > state.cache_position.width:
             multiple = pace.columns if state.plain else 1
             width = math.ceil(needed / multiple) * multiple
-            state.place.width = min(width, state.prompt + T)
+            state.cache_position.width = min(width, state.prompt + T)
             graph = None
         if records and t > 1 and graph is None:  # the first step prepares what is prepared once
             graph = record(state.step)
@@ -101,7 +101,7 @@ class DecodingState:
 
     def __init__(self, model, prompts, sampling, stop_ids, u, tokens, logp):
         # it imports transformers, which takes seconds: only once there is a model
-        from engine.model.kv_cache import CACHE, DynamicLayer, Place, RoomyLayer
+        from engine.model.kv_cache import CACHE, CachePosition, DynamicLayer, StaticLayer
 
         self.sampling, self.stop_ids = sampling, stop_ids
         self.u, self.tokens, self.logp = u, tokens, logp  # of all completions, (N, T)
@@ -112,8 +112,8 @@ class DecodingState:
         self.cache = getattr(out, CACHE)
         self.cache.reorder_cache(order)
         self.model = partial(model, use_cache=True, **{CACHE: self.cache})
-        # the Place that the layers share
-        self.place = Place(torch.full((1,), L, device=device), L)
+        # the CachePosition that the layers share
+        self.cache_position = CachePosition(torch.full((1,), L, device=device), L)
         # plain: whether the cache holds keys and values of every token alone, masked as usual. A
         # model like BLOOM makes its positions from the mask, so it needs the usual one
         self.plain = model.is_backend_compatible()
@@ -121,7 +121,7 @@ class DecodingState:
             # a layer of another kind, for example of a sliding window or with a state in place of
             # keys, stays as transformers made it
             if type(layer) is DynamicLayer:
-                self.cache.layers[i] = RoomyLayer(layer, L + T, self.place)
+                self.cache.layers[i] = StaticLayer(layer, L + T, self.cache_position)
             else:
                 self.plain = False
         # (n, 1, 1, columns), if the cache is plain: 0 for a column that a row sees, −∞ for another,
@@ -138,7 +138,7 @@ class DecodingState:
         self.position = positions[order, -1:]  # (n, 1), of the newest token
         self.newest = torch.zeros_like(self.position)  # (n, 1): the last token that was drawn
         self.ended = torch.zeros_like(self.number, dtype=torch.bool)  # (n,)
-        self.t = torch.zeros_like(self.place.column)  # (1,): the token that is drawn next
+        self.t = torch.zeros_like(self.cache_position.column)  # (1,): the token that is drawn next
         self.step(out.logits[order, -1])
 
     def step(self, logits=None):
@@ -148,12 +148,12 @@ class DecodingState:
             self.position += 1
             seen = None
             if self.mask is not None:
-                self.mask.index_fill_(-1, self.place.column, 0 if self.plain else 1)
-                seen = self.mask[..., : self.place.width]
+                self.mask.index_fill_(-1, self.cache_position.column, 0 if self.plain else 1)
+                seen = self.mask[..., : self.cache_position.width]
             out = self.model(
                 input_ids=self.newest, attention_mask=seen, position_ids=self.position)
             logits = out.logits[:, -1]
-            self.place.column += 1
+            self.cache_position.column += 1
         token, logp = sample_token(logits, self.sampling, self.u[self.number, self.t])
         self.tokens[self.number, self.t] = token
         self.logp[self.number, self.t] = logp

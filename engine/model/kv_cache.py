@@ -22,25 +22,25 @@ CACHE = "cache" if hasattr(CausalLMOutputWithPast, "cache") else "past_key_value
 
 
 @dataclass
-class Place:
+class CachePosition:
     """Where all layers of a cache write the next token, and what they show."""
 
     column: torch.Tensor  # (1,) int64, on the device: that of the next token
     width: int  # columns that are seen, that of the next token included
 
 
-class RoomyLayer(DynamicLayer):
+class StaticLayer(DynamicLayer):
     """Keys and values of one layer, (rows, heads, columns, width of a head), with room for all
     tokens to come. They are views into `all_keys` and `all_values`, which stay where they are.
 
-    layer: that of the prompts, which this one replaces. room: columns at most. place: the Place
+    layer: that of the prompts, which this one replaces. room: columns at most. cache_position: the CachePosition
     that all layers share.
     """
 
-    def __init__(self, layer, room, place):
+    def __init__(self, layer, room, cache_position):
         super().__init__()
         self.lazy_initialization(layer.keys, layer.values)
-        self.place = place
+        self.cache_position = cache_position
         width = layer.keys.shape[2]
         more = (0, 0, 0, room - width)
         # what is hidden has to be finite, because 0 · NaN is NaN
@@ -51,9 +51,9 @@ class RoomyLayer(DynamicLayer):
 
     def update(self, keys, values, *args, **kwargs):
         """Write the next token of each row. Returns the keys and values that the rows see."""
-        n, width = len(keys), self.place.width
-        self.all_keys[:n].index_copy_(2, self.place.column, keys)
-        self.all_values[:n].index_copy_(2, self.place.column, values)
+        n, width = len(keys), self.cache_position.width
+        self.all_keys[:n].index_copy_(2, self.cache_position.column, keys)
+        self.all_values[:n].index_copy_(2, self.cache_position.column, values)
         self.keys = self.all_keys[:n, :, :width]
         self.values = self.all_values[:n, :, :width]
         return self.keys, self.values
@@ -71,14 +71,14 @@ class RoomyLayer(DynamicLayer):
 # --- scoring ---
 
 
-class EmptyLayer(DynamicLayer):
+class NoCacheLayer(DynamicLayer):
     """A layer that keeps nothing."""
 
     def update(self, keys, values, *args, **kwargs):
         return keys, values
 
 
-class SharedLayer(DynamicLayer):
+class SharedPrefixLayer(DynamicLayer):
     """The keys and values of prompts, and what completions see: those of each row's prompt, then
     the row's own.
 

@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from torch.nn.functional import linear, rms_norm
 
 from engine.base.errors import UserError, one_line
-from engine.model.sampler_interface import Sampling
 from engine.model.folders import adapters_in, resolve_model, why_unread
 from engine.model.precision import TINY, choose_dtype, nearly_equal
 from engine.model.sampler import Sampler
+from engine.model.sampler_interface import Sampling
 
 
 def load_model(name, device, dtype="auto", *, frozen=False, place=None):

@@ -11,7 +11,6 @@ from engine.base import ranks
 from engine.base.errors import UserError
 from engine.base.files import known_or_own
 from engine.model import shards
-from engine.model.sampler_interface import check_sampler, stop_tokens
 from engine.model.critic import Critic
 from engine.model.loading import adapters_in_float32, load_model
 from engine.model.logprobs import START, Policy, recompute_layers
@@ -24,6 +23,7 @@ from engine.model.precision import (
 )
 from engine.model.prompts import shares_prompts
 from engine.model.sampler import Sampler
+from engine.model.sampler_interface import check_sampler, stop_tokens
 from tasks.table import task_of
 
 # peft warns of a second set of adapters, which START is

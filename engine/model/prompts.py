@@ -48,13 +48,13 @@ def read_prompts_once(backbone, prompts, tokens):
     """
     from transformers.cache_utils import Cache
 
-    from engine.model.kv_cache import CACHE, SharedLayer
+    from engine.model.kv_cache import CACHE, SharedPrefixLayer
 
     device = tokens.device
     number = {}  # {prompt: its row among the distinct ones}
     numbers = [number.setdefault(tuple(prompt), len(number)) for prompt in prompts]
     prompt_of_row = on_device(numbers, device)
-    cache = Cache(layer_class_to_replicate=SharedLayer)
+    cache = Cache(layer_class_to_replicate=SharedPrefixLayer)
     out, mask, position, padded = read_prompts(backbone, number, device, **{CACHE: cache})
     first = out.last_hidden_state[prompt_of_row, -1:]  # predicts token 0
 
@@ -84,7 +84,7 @@ def read_rows(backbone, prompts, tokens, lengths, with_cache=False):
     """
     from transformers.cache_utils import Cache
 
-    from engine.model.kv_cache import CACHE, EmptyLayer
+    from engine.model.kv_cache import CACHE, NoCacheLayer
 
     starts = torch.tensor([len(prompt) for prompt in prompts])
     ids = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True)
@@ -94,7 +94,7 @@ def read_rows(backbone, prompts, tokens, lengths, with_cache=False):
     columns = on_device(starts.unsqueeze(1) + torch.arange(T), tokens.device)
     ids = pad(ids, (0, T)).scatter(1, columns, tokens)
     width = int((starts + lengths).max())
-    cache = Cache(layer_class_to_replicate=EmptyLayer) if with_cache else None
+    cache = Cache(layer_class_to_replicate=NoCacheLayer) if with_cache else None
     out = backbone(input_ids=ids[:, :width], use_cache=False, **{CACHE: cache})
     return out.last_hidden_state, starts - 1
 

@@ -7,9 +7,9 @@ import torch
 from tqdm import tqdm
 
 from engine.base.errors import UserError
-from engine.model.sampler_interface import Completions, stop_tokens
+from engine.model.decoding import decode_completions, ends_in_texts
 from engine.model.prompts import on_device
-from engine.model.decoding import ends_in_texts, decode_completions
+from engine.model.sampler_interface import Completions, stop_tokens
 
 
 class Sampler:

@@ -120,8 +120,8 @@ def check_sampler(sampler, name, vocabulary):
                 raise UserError(f"{name} returned {field} of {kind[0]} and shape {tuple(kind[1])}, "
                                 f"not of {wanted[0]} and shape {wanted[1]}.")
         if problem := first_problem(drawn, vocabulary):
-            raise UserError(f"{name} returned {problem}: engine/model/sampler_interface.py says what a "
-                            "sampler returns.")
+            raise UserError(f"{name} returned {problem}: engine/model/sampler_interface.py says "
+                            "what a sampler returns.")
         return shape[1] <= max(1, sampling.max_new_tokens)
 
     sampler.sample = partial(

@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
 from allocate import micro_batches
 from engine.base import progress
 from engine.base.program import run_program
-from engine.model.sampler_interface import Sampling
 from engine.model.logprobs import Policy, completion_mask
 from engine.model.sampler import Sampler
+from engine.model.sampler_interface import Sampling
 from engine.options.command_line import option, parse
 from loop.records import Batch
 from rewards import toy_accuracy

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicCache
 
-from engine.model.sampler_interface import Sampling
-from engine.model.kv_cache import Place, RoomyLayer
-from engine.model.sampler import Sampler
 from engine.model.decoding import DecodingState
+from engine.model.kv_cache import CachePosition, StaticLayer
+from engine.model.sampler import Sampler
+from engine.model.sampler_interface import Sampling
 from tests.engine.test_logprobs import make
 from tests.helpers.graphs import graphs_on_a_cpu
 from tests.helpers.training import at_pace, completion_logprobs
@@ -41,10 +41,10 @@ def test_logp_is_that_of_a_pass_without_a_cache(kind, habits, monkeypatch):
 @pytest.mark.parametrize("kept", [[0, 2, 5], [3, 4, 5], [5], [0, 1, 2, 3, 4, 5]])
 def test_tokens_are_appended_in_place_to_the_rows_that_stay(kept):
     """Six rows of four tokens, with room for seven more."""
-    cache, place = DynamicCache(), Place(torch.tensor([4]), 4)
+    cache, place = DynamicCache(), CachePosition(torch.tensor([4]), 4)
     expected = torch.randn(2, 6, 2, 4, 5)
     cache.update(*expected, 0)
-    layer = cache.layers[0] = RoomyLayer(cache.layers[0], 11, place)
+    layer = cache.layers[0] = StaticLayer(cache.layers[0], 11, place)
     addresses = {layer.all_keys.data_ptr(), layer.all_values.data_ptr()}
     rows = SimpleNamespace(cache=cache, tokens=torch.zeros(1), mask=None)
     for name in ("number", "position", "newest", "ended"):

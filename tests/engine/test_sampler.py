@@ -9,10 +9,10 @@ from torch.testing import assert_close
 
 from engine.base import progress
 from engine.model import shards
-from engine.model.sampler_interface import Sampling, stop_tokens
+from engine.model.decoding import sample_token
 from engine.model.pace import PACES
 from engine.model.sampler import Sampler
-from engine.model.decoding import sample_token
+from engine.model.sampler_interface import Sampling, stop_tokens
 from tests.helpers.examples import seeded
 from tests.helpers.graphs import Answers, graphs_on_a_cpu
 from tests.helpers.training import at_pace, completion_logprobs

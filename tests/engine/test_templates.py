@@ -8,9 +8,9 @@ import torch
 
 import eval as evaluation
 from engine.data.questions import begun, fingerprint, with_prompts
-from engine.model.sampler_interface import Completions, stop_tokens
 from engine.model.logprobs import completion_mask
 from engine.model.sampler import Sampler
+from engine.model.sampler_interface import Completions, stop_tokens
 from engine.report.answers import read_answers
 from engine.scoring.score import reward_columns
 from experiments.library.toy_model import make_tokenizer

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.utils.rnn import pad_sequence
 
-from engine.model.sampler_interface import Completions, Sampling
 from engine.model.loading import load_model
 from engine.model.logprobs import completion_mask
+from engine.model.sampler_interface import Completions, Sampling
 from loop.records import FIRST_STEP, Parts
 from loop.update import Limits
 from tasks import toy

@@ -13,11 +13,11 @@ import torch
 
 import train
 from algorithms import resolve
-from engine.model.sampler_interface import Sampling
 from engine.model.logprobs import Policy, completion_mask
 from engine.model.networks import Networks, add_optimizer
 from engine.model.networks import networks_around as without_optimizer
 from engine.model.pace import PACES
+from engine.model.sampler_interface import Sampling
 from grpo import token_logprobs
 from loop.batches import split_into_mini_batches
 from loop.records import FIRST_STEP, Batch, Parts, Rollout
