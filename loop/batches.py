@@ -102,9 +102,9 @@ def split_into_micro_batches(batch, max_tokens, policy):
         plan = MicroBatchPlan(max_tokens, plan_micro_batches(batch, max_tokens, policy))
         batch.micro_batch_plan = plan
     pairs = []
-    for rows, reads_prompts_once in plan.micro_batches:
+    for rows, shares_prefix in plan.micro_batches:
         micro_batch = batch.select(rows) if len(rows) else without_tokens(batch)
-        micro_batch.reads_prompts_once = reads_prompts_once
+        micro_batch.shares_prefix = shares_prefix
         pairs.append((rows.to(batch.tokens.device, non_blocking=True), micro_batch))
     return pairs
 
@@ -119,7 +119,7 @@ def plan_micro_batches(batch, max_tokens, policy):
     for i, prompt in enumerate(batch.prompts):
         same = known.setdefault(tuple(prompt), len(known))
         rows.append(SequenceCost(i, same, len(prompt), lengths[i]))
-    if policy.shares_prompts:
+    if policy.can_share_prefix:
         cut = cheaper_cut(rows, max_tokens, second_pass)
     else:
         cut = by_length(rows, max_tokens)
@@ -135,7 +135,7 @@ def plan_micro_batches(batch, max_tokens, policy):
         if together and not policy.sharded:
             _, once = forward_cost(together, second_pass)
         numbers = torch.tensor([row.number for row in together], dtype=torch.long)
-        pairs.append((numbers, once and policy.shares_prompts))
+        pairs.append((numbers, once and policy.can_share_prefix))
     return pairs
 
 

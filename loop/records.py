@@ -143,7 +143,7 @@ class Batch:
     returns: torch.Tensor | None = None  # PPO: (N, T), what the critic should have said
     micro_batch_plan: MicroBatchPlan | None = None  # of a mini-batch: its newest one
     # of a micro-batch: a forward pass computes each different prompt once, then the completions
-    reads_prompts_once: bool = False
+    shares_prefix: bool = False
 
     @property
     def tensors(self):

@@ -312,9 +312,9 @@ def minibatches_of(rows, count, numbers=(0, 1)):
     return split_into_mini_batches(rollout, advantages, torch.tensor(rows), algorithm, 48)
 
 
-def cut(batch, max_tokens, shares_prompts=True):
+def cut(batch, max_tokens, can_share_prefix=True):
     """[(rows, lengths) of each micro-batch]"""
-    policy = Policy(torch.nn.Identity(), shares_prompts=shares_prompts)
+    policy = Policy(torch.nn.Identity(), can_share_prefix=can_share_prefix)
     return [(rows.tolist(), part.mask.sum(1).tolist())
             for rows, part in split_into_micro_batches(batch, max_tokens, policy)]
 

@@ -202,10 +202,10 @@ def test_a_completion_without_a_token_that_fills_up_a_device_counts_nowhere(six,
 
 def test_devices_with_shards_make_equally_many_passes(six):
     """In each micro-batch, too. These prompts are too short for a second pass to pay."""
-    def passes(shares_prompts, sharded=False):
-        policy = Policy(six[0], shares_prompts=shares_prompts, sharded=sharded)
+    def passes(can_share_prefix, sharded=False):
+        policy = Policy(six[0], can_share_prefix=can_share_prefix, sharded=sharded)
         cut = split_into_micro_batches(replace(six[1], cut=None), 30, policy)
-        return {micro_batch.reads_prompts_once for _, micro_batch in cut}
+        return {micro_batch.shares_prefix for _, micro_batch in cut}
 
     assert passes(True) == passes(False) == {False}
     assert passes(True, sharded=True) == {True} and passes(False, sharded=True) == {False}

@@ -4,7 +4,7 @@ will get."""
 import torch
 
 from engine.base import ranks
-from engine.model.logprobs import completion_states, spread
+from engine.model.logprobs import completion_states, scatter_to_tokens
 from family.ppo import gae, token_rewards, whiten
 
 
@@ -12,12 +12,12 @@ class Critic(torch.nn.Module):
     """V(s_t), the predicted score: a backbone and a linear head.
 
     The backbone starts as a copy of the policy's. The head starts at 0, so V is 0 at first.
-    shares_prompts: as for the Policy.
+    can_share_prefix: as for the Policy.
     """
 
-    def __init__(self, backbone, shares_prompts=True):
+    def __init__(self, backbone, can_share_prefix=True):
         super().__init__()
-        self.backbone, self.shares_prompts = backbone, shares_prompts
+        self.backbone, self.can_share_prefix = backbone, can_share_prefix
         width = backbone.config.get_text_config().hidden_size
         self.head = torch.nn.Linear(width, 1, device=backbone.device)
         for p in self.head.parameters():
@@ -26,10 +26,10 @@ class Critic(torch.nn.Module):
     def forward(self, batch):
         """(N, T) float32: V(s_t), predicted before token t, for the completions of a Batch. It is 0
         on padding."""
-        states, _, positions = completion_states(self.backbone, batch, self.shares_prompts)
+        states, _, positions = completion_states(self.backbone, batch, self.can_share_prefix)
         # float32, because the advantages depend on this one number
         values = self.head(states.float()).squeeze(-1)
-        return spread(values, positions, batch.tokens.shape)
+        return scatter_to_tokens(values, positions, batch.tokens.shape)
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from engine.base import progress
 from engine.base.errors import one_line
 from engine.model.pace import PACES
-from engine.model.prompts import read_prompts
+from engine.model.prefix_sharing import read_prompts
 
 LOOKS_EVERY = 16  # tokens: then the texts are looked at for `sampling.stop`
 

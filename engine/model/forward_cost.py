@@ -1,7 +1,7 @@
 """What a forward pass over some completions costs, in tokens: in one pass, or in two.
 
 A model reads each different prompt once for all its completions, or it reads prompt + completion of
-each row, whatever costs less (prompts.py).
+each row, whatever costs less (prefix_sharing.py).
 """
 
 from typing import NamedTuple

@@ -33,8 +33,8 @@ class StaticLayer(DynamicLayer):
     """Keys and values of one layer, (rows, heads, columns, width of a head), with room for all
     tokens to come. They are views into `all_keys` and `all_values`, which stay where they are.
 
-    layer: that of the prompts, which this one replaces. room: columns at most. cache_position: the CachePosition
-    that all layers share.
+    layer: that of the prompts, which this one replaces. room: columns at most. cache_position: the
+    CachePosition that all layers share.
     """
 
     def __init__(self, layer, room, cache_position):

@@ -9,7 +9,7 @@ from torch.nn.functional import linear, pad
 from torch.utils.checkpoint import checkpoint
 
 from engine.model.pace import PACES
-from engine.model.prompts import on_device, read_prompts_once, read_rows
+from engine.model.prefix_sharing import forward_shared_prefix, forward_whole, on_device
 from grpo import token_entropies, token_logprobs
 
 # the adapters with which a run has started, if it has any; those that learn are "default"
@@ -22,7 +22,7 @@ class Policy:
 
     model: torch.nn.Module  # a causal language model of transformers
     dtype: torch.dtype = torch.float32  # of its arithmetic
-    shares_prompts: bool = True  # whether it can compute a prompt once for several completions
+    can_share_prefix: bool = True  # whether it can compute a prompt once for several completions
     temperature: float = 1.0  # the sampler's
     at_start: bool = False  # LoRA's reference: the same model, with the adapters of its start
     sharded: bool = False  # whether the devices divide its weights
@@ -44,16 +44,16 @@ class Policy:
             model.disable_adapters()
         try:
             states, targets, positions = completion_states(
-                model.base_model, batch, self.shares_prompts)
+                model.base_model, batch, self.can_share_prefix)
             head = model.get_output_embeddings()
             size = max(1, PACES[states.device.type].chunk_elements // len(head.weight))
-            scores = ThroughHead.apply(
+            scores = ChunkedHeadLogprobs.apply(
                 states, targets, head.weight, head.bias, size, self.temperature, with_entropy)
         finally:
             if self.at_start:
                 model.enable_adapters()
                 model.set_adapter("default")
-        scores = [spread(x, positions, batch.tokens.shape) for x in scores]
+        scores = [scatter_to_tokens(x, positions, batch.tokens.shape) for x in scores]
         return tuple(scores) if with_entropy else scores[0]
 
 
@@ -89,20 +89,20 @@ def recomputed(forward, *args, **options):
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **options)
 
 
-def completion_states(backbone, batch, shares_prompts=True):
+def completion_states(backbone, batch, can_share_prefix=True):
     """(states (M, H), targets (M,), positions (M,)): the hidden states that predict the M tokens
     in the mask of a Batch, row by row.
 
     Its mask is on the CPU: to read a mask on a GPU, the host would wait. targets: the tokens.
-    positions: where they are in tokens.flatten(). If `batch.reads_prompts_once`, each different
-    prompt is computed once, in a first pass. shares_prompts: whether the model could do so.
+    positions: where they are in tokens.flatten(). If `batch.shares_prefix`, each different
+    prompt is computed once, in a first pass. can_share_prefix: whether the model could do so.
     """
     prompts, tokens, mask = batch.prompts, batch.tokens, batch.mask
-    if batch.reads_prompts_once:
-        hidden, before = read_prompts_once(backbone, prompts, tokens)
+    if batch.shares_prefix:
+        hidden, before = forward_shared_prefix(backbone, prompts, tokens)
     else:
         lengths = computed_lengths(mask)
-        hidden, before = read_rows(backbone, prompts, tokens, lengths, shares_prompts)
+        hidden, before = forward_whole(backbone, prompts, tokens, lengths, can_share_prefix)
     row, t = mask.nonzero(as_tuple=True)
     # token t of a row is predicted by the state in column before[row] + t
     sources = row * hidden.shape[1] + before[row] + t
@@ -113,14 +113,14 @@ def completion_states(backbone, batch, shares_prompts=True):
     return states, targets, positions
 
 
-def spread(x, positions, shape):
+def scatter_to_tokens(x, positions, shape):
     """(N, T) float32: the numbers x (M,) at the positions that `completion_states` returns, and 0
     elsewhere."""
     zeros = torch.zeros(shape, device=x.device)
     return zeros.flatten().index_copy(0, positions, x).view(shape)
 
 
-class ThroughHead(torch.autograd.Function):
+class ChunkedHeadLogprobs(torch.autograd.Function):
     """Returns the log-probabilities of the targets (M,) and, if `with_entropy`, the entropies (M,).
     The logits are states @ weight.T + bias. They are computed for `size` tokens at a time.
 

@@ -21,7 +21,7 @@ from engine.model.precision import (
     rounded,
     with_parameters,
 )
-from engine.model.prompts import shares_prompts
+from engine.model.prefix_sharing import can_share_prefix
 from engine.model.sampler import Sampler
 from engine.model.sampler_interface import check_sampler, stop_tokens
 from tasks.table import task_of
@@ -31,11 +31,12 @@ warnings.filterwarnings("ignore", "Already found a `peft_config` attribute")
 
 
 def sampler_class(word):
-    """The class that `--sampler` names, "ours" or FILE.py:CLASS. sampler_interface.py says what it has."""
+    """The class that `--sampler` names, "ours" or FILE.py:CLASS. sampler_interface.py says what it
+    has."""
     kind = known_or_own(word, {"ours": Sampler}, "sampler", "--sampler")
     if not (hasattr(kind, "check") and hasattr(kind, "sample")):
-        raise UserError(f"--sampler {word} lacks check or sample: engine/model/sampler_interface.py says "
-                        "what a sampler has.")
+        raise UserError(f"--sampler {word} lacks check or sample: "
+                        "engine/model/sampler_interface.py says what a sampler has.")
     return kind
 
 
@@ -168,7 +169,7 @@ def networks_around(policy, tokenizer, critic=False, reference=False):
     there is one, made of the policy."""
     networks = Networks(policy, tokenizer)
     if critic:
-        networks.critic = Critic(deepcopy(policy.model.base_model), policy.shares_prompts)
+        networks.critic = Critic(deepcopy(policy.model.base_model), policy.can_share_prefix)
     if policy.dtype != torch.float32:
         # the weights of now are the masters, and rounded copies of them compute
         networks.masters = networks.trained
@@ -176,7 +177,7 @@ def networks_around(policy, tokenizer, critic=False, reference=False):
         if critic:
             head = networks.critic.head  # it is float32, its own master
             backbone = rounded(networks.critic.backbone, policy.dtype)
-            networks.critic = Critic(backbone, policy.shares_prompts)
+            networks.critic = Critic(backbone, policy.can_share_prefix)
             networks.critic.head = head
     if reference:
         networks.reference = frozen(policy)
@@ -188,7 +189,7 @@ def load_policy(name, device, dtype, temperature=1.0, **options):
     """(Policy, tokenizer). The other arguments are those of `load_model`."""
     model, tokenizer = load_model(name, device, dtype, **options)
     computed = choose_dtype(dtype, device, model.num_parameters())
-    policy = Policy(model, computed, shares_prompts(model.base_model), temperature)
+    policy = Policy(model, computed, can_share_prefix(model.base_model), temperature)
     return policy, tokenizer
 
 
@@ -210,7 +211,7 @@ def sharded_networks(source, folder, how, algorithm, compares, ours):
     policy.logprobs = shards.with_whole_weights(policy.model, policy.logprobs)
     networks = Networks(policy, tokenizer)
     if algorithm.critic:
-        critic = whole and Critic(whole.base_model, policy.shares_prompts)
+        critic = whole and Critic(whole.base_model, policy.can_share_prefix)
         networks.critic = shards.hand_out(critic, device, torch.float32, computed, exact=["head"])
     if ours:
         empty = shards.without_weights(whole, computed)

@@ -1,5 +1,5 @@
-"""The project's sampler of the policy. sampler_interface.py says what every sampler does, decoding.py writes
-the tokens."""
+"""The project's sampler of the policy. sampler_interface.py says what every sampler does, and
+decoding.py draws the tokens."""
 
 import math
 
@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 from engine.base.errors import UserError
 from engine.model.decoding import decode_completions, ends_in_texts
-from engine.model.prompts import on_device
+from engine.model.prefix_sharing import on_device
 from engine.model.sampler_interface import Completions, stop_tokens
 
 

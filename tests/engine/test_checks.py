@@ -11,7 +11,7 @@ from algorithms import ALGORITHMS
 from engine.base.errors import UserError
 from engine.options.checks import notes_on_options
 from engine.options.command_line import given
-from engine.options.config import Config, config_of, open_run
+from engine.options.config import Config, config_of
 from engine.run.begin import open_run
 from engine.run.interrupt import in_one_sentence
 from tasks import toy

@@ -10,7 +10,7 @@ import pytest
 
 from engine.base.errors import UserError
 from engine.base.program import run_program
-from engine.options.command_line import flat, given, option, parse, run_program, within
+from engine.options.command_line import flat, given, option, parse, within
 from engine.options.config import Config as RunConfig
 from engine.options.names import NAMES
 from tests.helpers.runs import ROOT

@@ -33,7 +33,7 @@ def test_logp_is_that_of_a_pass_without_a_cache(kind, habits, monkeypatch):
     prompts = [prompt for prompt in PROMPTS for _ in range(4)]
     with torch.no_grad():
         logp = completion_logprobs(
-            model, prompts, drawn.tokens, drawn.mask, shares_prompts=False)
+            model, prompts, drawn.tokens, drawn.mask, can_share_prefix=False)
     assert logp.std() > 0.3  # the tokens differ
     torch.testing.assert_close(logp, drawn.logp, rtol=1e-3, atol=1e-4)
 

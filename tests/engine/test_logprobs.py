@@ -22,7 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from engine.model import logprobs
 from engine.model.critic import Critic
 from engine.model.logprobs import Policy, completion_mask, recompute_layers
-from engine.model.prompts import shares_prompts
+from engine.model.prefix_sharing import can_share_prefix
 from loop.batches import split_into_micro_batches
 from loop.records import Batch
 from tests.helpers.examples import seeded
@@ -203,7 +203,7 @@ def scored(model, rows, *, once, **options):
     hook = model.base_model.register_forward_pre_hook(
         lambda module, args, inputs: computed.append(inputs["input_ids"].numel()), with_kwargs=True)
     logp, entropy = completion_logprobs(
-        model, *rows, with_entropy=True, shares_prompts=once, reads_prompts_once=once, **options)
+        model, *rows, with_entropy=True, can_share_prefix=once, shares_prefix=once, **options)
     hook.remove()
     model.zero_grad()
     weights = torch.linspace(-1, 1, logp.numel()).view(logp.shape)
@@ -262,7 +262,7 @@ def count_of_layers_run(model):
 def test_rows_are_read_in_one_pass_unless_a_second_one_pays(prompts, shares, passes):
     tokens = torch.zeros((8, 5), dtype=torch.long)
     batch = Batch(prompts, tokens, tokens == 0, torch.zeros(8))
-    policy, read = Policy(make("qwen2, tied"), shares_prompts=shares), []
+    policy, read = Policy(make("qwen2, tied"), can_share_prefix=shares), []
     policy.model.base_model.register_forward_pre_hook(lambda *_: read.append(1))
     for _, micro_batch in split_into_micro_batches(batch, 1000, policy):
         policy.logprobs(micro_batch)
@@ -271,13 +271,13 @@ def test_rows_are_read_in_one_pass_unless_a_second_one_pays(prompts, shares, pas
 
 def test_a_model_whose_cache_does_not_hold_all_that_it_knows_reads_plain_rows():
     other, rows = make("lfm2"), rows_of(4, 4)
-    assert not shares_prompts(other.base_model)
-    assert all(shares_prompts(make(kind).base_model) for kind in KINDS)
+    assert not can_share_prefix(other.base_model)
+    assert all(can_share_prefix(make(kind).base_model) for kind in KINDS)
     batch = Batch(*rows, None)
-    found = Policy(other, shares_prompts=False).logprobs(batch)
+    found = Policy(other, can_share_prefix=False).logprobs(batch)
     expected, _ = plain_scores(other, *rows)
     assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
-    Critic(other.base_model, shares_prompts=False)(batch)  # it can read them, too
+    Critic(other.base_model, can_share_prefix=False)(batch)  # it can read them, too
 
 
 def test_gradient_checkpointing_leaves_dropout_off():

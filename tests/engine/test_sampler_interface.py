@@ -53,7 +53,7 @@ def test_completions_of_another_shape_or_kind_are_refused(parts):
     ({"logp": RIGHT.logp.exp()}, "logp above 0"),
 ])  # fmt: skip
 def test_each_wrong_value_of_completions_is_named(parts, problem):
-    with pytest.raises(UserError, match=f"mine.py:Mine returned {problem}.*sampler_interface.py says"):
+    with pytest.raises(UserError, match=f"mine.py:Mine returned {problem}.*_interface.py says"):
         of_sampler(replace(RIGHT, **parts))
 
 
@@ -71,5 +71,5 @@ def test_a_class_that_is_no_sampler_is_refused(monkeypatch):
     monkeypatch.setattr(networks, "known_or_own", lambda *_: my_sampler.Generate)
     networks.sampler_class("x.py:A")
     monkeypatch.delattr(my_sampler.Generate, "check")
-    with pytest.raises(UserError, match="x.py:A lacks check or sample: engine/model/sampler_interface.py"):
+    with pytest.raises(UserError, match="x.py:A lacks check or sample: engine/model/"):
         networks.sampler_class("x.py:A")

@@ -52,12 +52,12 @@ def logprobs(model, batch):
 
 def completion_logprobs(
     model, prompts, tokens, mask, *,
-    dtype=torch.float32, temperature=1.0, with_entropy=False, shares_prompts=True,
-    reads_prompts_once=False,
+    dtype=torch.float32, temperature=1.0, with_entropy=False, can_share_prefix=True,
+    shares_prefix=False,
 ):  # fmt: skip
     """`Policy.logprobs` of completions that are no Batch yet."""
-    batch = Batch(prompts, tokens, mask, None, reads_prompts_once=reads_prompts_once)
-    policy = Policy(model, dtype, shares_prompts, temperature)
+    batch = Batch(prompts, tokens, mask, None, shares_prefix=shares_prefix)
+    policy = Policy(model, dtype, can_share_prefix, temperature)
     return policy.logprobs(batch, with_entropy)
 
 

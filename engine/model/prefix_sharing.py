@@ -38,7 +38,7 @@ def on_device(numbers, device):
     return torch.as_tensor(numbers).to(device, non_blocking=True)
 
 
-def read_prompts_once(backbone, prompts, tokens):
+def forward_shared_prefix(backbone, prompts, tokens):
     """(hidden states (N, T', H), before (N,)): token t of row i is predicted by hidden[i, before[i]
     + t].
 
@@ -74,8 +74,8 @@ def read_prompts_once(backbone, prompts, tokens):
     return hidden, torch.zeros(len(prompts), dtype=torch.long)
 
 
-def read_rows(backbone, prompts, tokens, lengths, with_cache=False):
-    """`read_prompts_once` in one forward pass, which computes prompt + completion of each row.
+def forward_whole(backbone, prompts, tokens, lengths, with_cache=False):
+    """`forward_shared_prefix` in one forward pass, which computes prompt + completion of each row.
 
     lengths: (N,), of the completions, on the CPU. All padding is on the right. A causal model never
     looks to the right, so no attention mask is needed. with_cache: give the model a cache, which
@@ -100,15 +100,15 @@ def read_rows(backbone, prompts, tokens, lengths, with_cache=False):
 
 
 @torch.no_grad()
-def shares_prompts(backbone):
-    """Whether `read_prompts_once` gives the hidden states of whole rows. Some models keep more than
+def can_share_prefix(backbone):
+    """Whether `forward_shared_prefix` gives the hidden states of whole rows. Some models keep more than
     keys and values, so it does not."""
     prompts = [[0, 1], [0]]
     tokens = torch.tensor([[2, 3], [1, 2]], device=backbone.device)
-    whole, _ = read_rows(backbone, prompts, tokens, torch.tensor([2, 2]))
+    whole, _ = forward_whole(backbone, prompts, tokens, torch.tensor([2, 2]))
     expected = torch.stack([whole[0, 1:3], whole[1, 0:2]])  # they predict the four tokens
     try:
-        states, _ = read_prompts_once(backbone, prompts, tokens)
+        states, _ = forward_shared_prefix(backbone, prompts, tokens)
     except (AttributeError, IndexError, TypeError, ValueError):
         return False
     return nearly_equal(states, expected)
