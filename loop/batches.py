@@ -12,9 +12,9 @@ import torch
 
 from allocate import micro_batches
 from engine.base import ranks
+from engine.model.device_defaults import DEVICE_DEFAULTS
 from engine.model.forward_cost import SequenceCost, forward_cost
 from engine.model.logprobs import computed_lengths
-from engine.model.pace import PACES
 from loop.records import Batch, MicroBatchPlan
 
 # --- mini-batches ---
@@ -112,7 +112,7 @@ def split_into_micro_batches(batch, max_tokens, policy):
 def plan_micro_batches(batch, max_tokens, policy):
     """[(rows, whether a forward pass computes each different prompt only once)] of each
     micro-batch. rows: on the CPU; a micro-batch that only fills up a device has none."""
-    second_pass = PACES[batch.tokens.device.type].second_pass
+    second_pass = DEVICE_DEFAULTS[batch.tokens.device.type].second_pass
     lengths = computed_lengths(batch.mask).tolist()
     known = {}
     rows = []

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from engine.base import progress, ranks
 from engine.model import shards
-from engine.model.pace import PACES
+from engine.model.device_defaults import DEVICE_DEFAULTS
 from family.ppo import value_loss
 from grpo import kl_k3
 from loop.batches import split_into_micro_batches
@@ -29,7 +29,7 @@ class Limits:
     """The limits of an update."""
 
     # of a micro-batch, prompts and padding included
-    micro_batch_tokens: int = PACES["cpu"].micro_batch_tokens
+    micro_batch_tokens: int = DEVICE_DEFAULTS["cpu"].micro_batch_tokens
     max_grad_norm: float = 1.0  # longer gradients are scaled down to it
 
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from engine.model.device_defaults import DEVICE_DEFAULTS
 from engine.model.forward_cost import SequenceCost, forward_cost
-from engine.model.pace import PACES
 from loop.batches import by_length, cheaper_cut, question_by_question
 
 
@@ -83,5 +83,5 @@ def test_questions_share_a_micro_batch_if_they_fit():
     assert cheaper_cut(rows, 2048, 128) == [rows]
     assert cheaper_cut(rows, 1000, 128) == [rows[:16], rows[16:]]
     # on a GPU a second pass costs more: 32 rows of 160 tokens are less than 5,120 + 4,096
-    _, once = forward_cost(rows, PACES["cuda"].second_pass)
+    _, once = forward_cost(rows, DEVICE_DEFAULTS["cuda"].second_pass)
     assert not once

@@ -13,9 +13,9 @@ import loop.update as update_module
 from algorithms import ALGORITHMS, resolve
 from engine.base import ranks
 from engine.model.critic import Critic
+from engine.model.device_defaults import DEVICE_DEFAULTS
 from engine.model.logprobs import Policy, computed_lengths
 from engine.model.networks import Networks
-from engine.model.pace import PACES
 from family.nat import prefix_factors
 from grpo import grpo_loss
 from loop import batches
@@ -134,7 +134,7 @@ def test_the_first_ratio_is_1_and_the_first_loss_0_but_not_its_gradient(six):
 ])
 def test_no_micro_batch_reads_anything_off_the_device(six, name, correction, monkeypatch):
     """On the device `meta` a tensor has no numbers: whoever asks for one gets an error."""
-    monkeypatch.setitem(PACES, "meta", PACES["cuda"])
+    monkeypatch.setitem(DEVICE_DEFAULTS, "meta", DEVICE_DEFAULTS["cuda"])
     model, batch = six
     model.to("meta")
     on_device = {name: x.to("meta") for name, x in batch.tensors.items()}

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from engine.base import progress
 from engine.base.errors import one_line
-from engine.model.pace import PACES
+from engine.model.device_defaults import DEVICE_DEFAULTS
 from engine.model.prefix_sharing import read_prompts
 
 LOOKS_EVERY = 16  # tokens: then the texts are looked at for `sampling.stop`
@@ -25,30 +25,30 @@ LOOKS_EVERY = 16  # tokens: then the texts are looked at for `sampling.stop`
 def decode_completions(model, tokenizer, prompts, sampling, stop_ids, u, tokens, logp):
     """Sample completions of the prompts, and write them into `tokens` and `logp`, both (N, T).
 
-    u: (N, T) random numbers. A completion that has ended leaves the batch as PACES says.
+    u: (N, T) random numbers. A completion that has ended leaves the batch as DEVICE_DEFAULTS says.
     """
     T = tokens.shape[1]
-    pace = PACES[model.device.type]
+    defaults = DEVICE_DEFAULTS[model.device.type]
     progress.say("sampling", 1, T, "tokens")
     state = DecodingState(model, prompts, sampling, stop_ids, u, tokens, logp)
-    records, graph = pace.records and state.plain, None
+    records, graph = defaults.records and state.plain, None
     for t in range(1, T):
         progress.say("sampling", t + 1, T, "tokens")
         if sampling.stop and t % LOOKS_EVERY == 0:
             said = ends_in_texts(tokens[state.number, :t], tokenizer, sampling.stop)
             state.ended |= said.any(1)
-        if t % pace.ask_every == 0:
+        if t % defaults.ask_every == 0:
             going_on = (~state.ended.cpu()).nonzero().squeeze(1)  # here the host waits
             running = len(state.ended)
             if len(going_on) == 0:
                 break
-            if len(going_on) < running and len(going_on) <= pace.leave_at * running:
+            if len(going_on) < running and len(going_on) <= defaults.leave_at * running:
                 state.keep(going_on)
                 graph = None
         # the column of token t − 1 is seen now
         needed = state.prompt + t
         if needed > state.cache_position.width:
-            multiple = pace.columns if state.plain else 1
+            multiple = defaults.columns if state.plain else 1
             width = math.ceil(needed / multiple) * multiple
             state.cache_position.width = min(width, state.prompt + T)
             graph = None
@@ -128,7 +128,7 @@ class DecodingState:
         # which torch adds to the scores. Else (n, columns): 1 and 0. None: every row sees every
         # column. On a GPU a row of a plain cache would see columns that are not written yet
         self.mask = None
-        if padded or (self.plain and PACES[device.type].columns > 1):
+        if padded or (self.plain and DEVICE_DEFAULTS[device.type].columns > 1):
             self.mask = pad(mask, (0, T))[order]
             if self.plain:  # transformers takes a mask of four dimensions as it is
                 hidden = (self.mask == 0)[:, None, None]

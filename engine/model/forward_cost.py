@@ -19,7 +19,7 @@ class SequenceCost(NamedTuple):
 def forward_cost(rows, second_pass):
     """What it costs to compute these Rows: (tokens, True or False).
 
-    second_pass: what a second pass costs in tokens (pace.py). True: two passes are cheaper. The
+    second_pass: what a second pass costs in tokens (device_defaults.py). True: two passes are cheaper. The
     first pass computes each different prompt once, the second pass computes the completions. False:
     one pass computes prompt + completion of each row. Padding counts.
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import linear, pad
 from torch.utils.checkpoint import checkpoint
 
-from engine.model.pace import PACES
+from engine.model.device_defaults import DEVICE_DEFAULTS
 from engine.model.prefix_sharing import forward_shared_prefix, forward_whole, on_device
 from grpo import token_entropies, token_logprobs
 
@@ -46,7 +46,7 @@ class Policy:
             states, targets, positions = completion_states(
                 model.base_model, batch, self.can_share_prefix)
             head = model.get_output_embeddings()
-            size = max(1, PACES[states.device.type].chunk_elements // len(head.weight))
+            size = max(1, DEVICE_DEFAULTS[states.device.type].chunk_elements // len(head.weight))
             scores = ChunkedHeadLogprobs.apply(
                 states, targets, head.weight, head.bias, size, self.temperature, with_entropy)
         finally:

@@ -101,8 +101,8 @@ def forward_whole(backbone, prompts, tokens, lengths, with_cache=False):
 
 @torch.no_grad()
 def can_share_prefix(backbone):
-    """Whether `forward_shared_prefix` gives the hidden states of whole rows. Some models keep more than
-    keys and values, so it does not."""
+    """Whether `forward_shared_prefix` gives the hidden states of whole rows. It does not for models
+    that keep more than keys and values."""
     prompts = [[0, 1], [0]]
     tokens = torch.tensor([[2, 3], [1, 2]], device=backbone.device)
     whole, _ = forward_whole(backbone, prompts, tokens, torch.tensor([2, 2]))

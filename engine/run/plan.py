@@ -30,10 +30,10 @@ import torch
 
 from engine.base import ranks
 from engine.base.errors import UserError
+from engine.model.device_defaults import DEVICE_DEFAULTS
 from engine.model.folders import prompt_room
 from engine.model.forward_cost import SequenceCost, forward_cost
 from engine.model.networks import check_rank
-from engine.model.pace import PACES
 from engine.model.precision import TINY, choose_dtype
 from engine.options.config import algorithm_of
 from engine.run.shapes import skeleton, widths
@@ -43,8 +43,8 @@ GB = 10**9
 # share of a device's memory; the rest is for CUDA's context, NCCL's buffers and gaps between
 # tensors
 USABLE = 0.95
-GPU = PACES["cuda"]
-SMALLEST = PACES["cpu"].micro_batch_tokens  # that is tried
+GPU = DEVICE_DEFAULTS["cuda"]
+SMALLEST = DEVICE_DEFAULTS["cpu"].micro_batch_tokens  # that is tried
 
 
 @dataclass
@@ -135,7 +135,7 @@ def choose_micro_batch_tokens(options, device):
     if options.micro_batch_tokens is not None:
         return options.micro_batch_tokens, []
     if device.type == "cpu":
-        return PACES["cpu"].micro_batch_tokens, []
+        return DEVICE_DEFAULTS["cpu"].micro_batch_tokens, []
     try:
         tokens = plan(options).micro_batch_tokens
     except UserError:  # a model that cannot be planned

@@ -14,10 +14,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 import train
 from algorithms import KEEP, token_mean
 from engine.base import ranks
+from engine.model.device_defaults import DEVICE_DEFAULTS
 from engine.model.loading import fuse_norms
 from engine.model.logprobs import Policy, recompute_layers
 from engine.model.networks import add_adapter
-from engine.model.pace import PACES
 from engine.options.command_line import given
 from engine.options.config import Config, config_of
 from engine.run import plan as planning
@@ -179,7 +179,7 @@ def measure(case):
     """(peaks as planned, the peak as the growth of this process)."""
     shape, options = case
     torch.set_num_threads(1)
-    PACES["cpu"] = replace(PACES["cuda"], records=False)  # the plan is for a GPU
+    DEVICE_DEFAULTS["cpu"] = replace(DEVICE_DEFAULTS["cuda"], records=False)  # the plan is for a GPU
     plans = []
     # what a first step allocates for good
     small = WIDE | {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 64}

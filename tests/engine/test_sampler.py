@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from engine.base import progress
 from engine.model import shards
 from engine.model.decoding import sample_token
-from engine.model.pace import PACES
+from engine.model.device_defaults import DEVICE_DEFAULTS
 from engine.model.sampler import Sampler
 from engine.model.sampler_interface import Sampling, stop_tokens
 from tests.helpers.examples import seeded
@@ -72,7 +72,7 @@ def test_greedy_equals_generate_of_transformers(loaded):
 
 @pytest.mark.parametrize("habits", ["cpu", "asks less"], indirect=True)
 def test_rows_that_have_ended_leave_when_the_device_is_asked(loaded, monkeypatch):
-    rows, every = [], PACES["cpu"].ask_every
+    rows, every = [], DEVICE_DEFAULTS["cpu"].ask_every
     monkeypatch.setattr(
         "engine.model.decoding.sample_token",
         lambda logits, *args: rows.append(len(logits)) or sample_token(logits, *args),

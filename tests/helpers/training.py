@@ -13,10 +13,10 @@ import torch
 
 import train
 from algorithms import resolve
+from engine.model.device_defaults import DEVICE_DEFAULTS
 from engine.model.logprobs import Policy, completion_mask
 from engine.model.networks import Networks, add_optimizer
 from engine.model.networks import networks_around as without_optimizer
-from engine.model.pace import PACES
 from engine.model.sampler_interface import Sampling
 from grpo import token_logprobs
 from loop.batches import split_into_mini_batches
@@ -29,8 +29,8 @@ LONGEST = 48  # tokens of a completion of the toy
 
 
 def at_pace(monkeypatch, **habits):
-    """Give the CPU other habits (engine/model/pace.py), for example those of a GPU."""
-    monkeypatch.setitem(PACES, "cpu", replace(PACES["cpu"], **habits))
+    """Give the CPU other habits (engine/model/device_defaults.py), for example those of a GPU."""
+    monkeypatch.setitem(DEVICE_DEFAULTS, "cpu", replace(DEVICE_DEFAULTS["cpu"], **habits))
 
 
 def completions(tokenizer, n=6, seed=0):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Pace:
+class DeviceDefaults:
     # --- sampling (decoding.py) ---
     # every so many tokens the host asks the device which completions have ended. While it waits for
     # the answer, a GPU gets nothing to do
@@ -30,15 +30,15 @@ class Pace:
     chunk_elements: int
 
 
-PACES = {
-    "cpu": Pace(
+DEVICE_DEFAULTS = {
+    "cpu": DeviceDefaults(
         ask_every=1, leave_at=1.0, columns=1, records=False,
         micro_batch_tokens=2048,
         # 160 with 0.1 million parameters, 90 with 0.4 million, 40 with 135 million
         second_pass=128,
         chunk_elements=2**24,
     ),
-    "cuda": Pace(
+    "cuda": DeviceDefaults(
         ask_every=16, leave_at=0.5, columns=512, records=True,
         micro_batch_tokens=16384,
         second_pass=4096,
