@@ -32,7 +32,7 @@ from engine.base import progress, ranks
 from engine.base.program import run_program
 from engine.base.progress import Clock
 from engine.data.questions import rows_of_run
-from engine.model.critic import estimate
+from engine.model.critic import compute_advantages
 from engine.report import logs
 from engine.report.findings import first_sentence, of_one_step
 from engine.report.metrics import summarize
@@ -83,11 +83,11 @@ def train_step(parts, questions, rng, so_far=FIRST_STEP, more=None):
             if critic:  # PPO: the scores become advantages
                 for batch in minibatches:
                     batch.old_values = compute_minibatch(critic, batch, policy, limits)
-                estimate(minibatches, device, beta=algorithm.beta, lam=algorithm.lam)
+                compute_advantages(minibatches, device, beta=algorithm.beta, lam=algorithm.lam)
         with clock.phase("update"):
             # 6 μ updates on the kept completions
             stats, skipped = update(networks, minibatches, algorithm, limits)
-            networks.refresh_sampler()
+            networks.sync_sampler()
     metrics = summarize(rollout, advantages, kept) | NO_UPDATE | stats | clock.seconds()
     return Step(metrics, rollout, advantages, kept, skipped)
 
@@ -108,7 +108,7 @@ def train(config, algorithm, device, rows, notes):
     bar = progress.bar(algorithm.name, run.steps, "steps", done=state.step)
     with Interrupt() as interrupt, bar as shown:
         while not run.finished and not interrupt.asked:
-            lr = run.networks.follow(run.learning_rate)
+            lr = run.networks.set_learning_rate(run.learning_rate)
             # the step: its random numbers follow from the seed and its number
             rng = random.Random(f"{run.seed} {state.step + 1} 0")
             so_far = TrainingProgress(state.step + 1, run.progress, state.past)

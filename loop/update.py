@@ -66,7 +66,7 @@ def update(networks, minibatches, algorithm, limits):
         if algorithm.target_kl is not None and stats["kl_old"] > algorithm.target_kl:
             break
         skipped.append(not all(map(math.isfinite, [stats["loss"], *norms])))
-        for network, norm in zip(networks.learners, norms):
+        for network, norm in zip(networks.optimized_networks, norms):
             if norm < ROUNDING:
                 # the gradient is 0 because of the clip, or because completions cancel. A step
                 # would still move the weights, by AdamW's momentum
@@ -102,7 +102,7 @@ def gradient(networks, minibatch, algorithm, limits):
                    f"--micro_batch_tokens is {limits.micro_batch_tokens}.")
     shards.sum_gradients(networks)
     norms = []
-    for network in networks.learners:
+    for network in networks.optimized_networks:
         norms.append(shards.clip_gradients(network, limits.max_grad_norm))
     norms = ranks.all_reduce(networks.model.device, maxima=enumerate(norms))
     return {"grad_norm": norms[0]} | sums.read(), list(norms.values())

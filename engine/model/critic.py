@@ -33,7 +33,7 @@ class Critic(torch.nn.Module):
 
 
 @torch.no_grad()
-def estimate(minibatches, device, *, beta, lam):
+def compute_advantages(minibatches, device, *, beta, lam):
     """PPO's step 5: turn the `scores` of this device's mini-batches into advantages.
 
     Sets `advantages`, whitened over all devices, and `returns`, both (N, T). The mini-batches need

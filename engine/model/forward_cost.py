@@ -17,11 +17,12 @@ class SequenceCost(NamedTuple):
 
 
 def forward_cost(rows, second_pass):
-    """What it costs to compute these Rows: (tokens, True or False).
+    """What it costs to compute these completions: (tokens, True or False).
 
-    second_pass: what a second pass costs in tokens (device_defaults.py). True: two passes are cheaper. The
-    first pass computes each different prompt once, the second pass computes the completions. False:
-    one pass computes prompt + completion of each row. Padding counts.
+    rows: a SequenceCost each. second_pass: what a second pass costs in tokens (device_defaults.py).
+    True: two passes are cheaper. The first pass computes each different prompt once, the second
+    pass computes the completions. False: one pass computes prompt + completion of each row. Padding
+    counts.
 
     In the second pass each row also holds keys and values, one pair for each token of its prompt
     and of its completion. A pair takes about an eighth of the memory that computing a token takes.

@@ -105,7 +105,7 @@ def repeat_keys_in_float32():
 
 
 def fewer_kernels(model, device):
-    """If the device is a GPU, let the host start fewer kernels, and make fewer plans (device_defaults.py)."""
+    """If the device is a GPU, let the host start fewer kernels, and make fewer plans."""
     if device.type == "cuda":
         # in attention cuDNN makes a plan for each new shape, which takes 3 ms
         torch.backends.cuda.enable_cudnn_sdp(False)

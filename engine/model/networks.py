@@ -16,8 +16,8 @@ from engine.model.loading import adapters_in_float32, load_model
 from engine.model.logprobs import START, Policy, recompute_layers
 from engine.model.precision import (
     choose_dtype,
+    copy_masters_to_model,
     frozen_copy,
-    round_again,
     rounded,
     with_parameters,
 )
@@ -63,31 +63,31 @@ class Networks:
     reference: Policy | None = None  # None if β is 0 and nothing else needs the KL
     critic: Critic | None = None
     # of the policy's model and of the critic, if they compute in bfloat16 (precision.py)
-    masters: list[torch.nn.Module] | None = None
+    master_weights: list[torch.nn.Module] | None = None
 
     @property
     def model(self):
         return self.policy.model
 
     @property
-    def trained(self):
-        """The networks that learn."""
+    def trained_networks(self):
+        """The networks that learn, as they compute."""
         return [network for network in (self.model, self.critic) if network]
 
     @property
-    def learners(self):
+    def optimized_networks(self):
         """The networks that learn, with the weights that the optimizer changes."""
-        return self.masters or self.trained
+        return self.master_weights or self.trained_networks
 
     def step(self):
         """A step of the optimizer."""
         self.optimizer.step()
-        self.round_weights()
+        self.copy_master_weights()
 
-    def round_weights(self):
-        """Let the networks that learn compute with the masters of now."""
-        for network, masters in zip(self.trained, self.masters or []):
-            round_again(network, masters)
+    def copy_master_weights(self):
+        """Copy the float32 master weights into the bfloat16 networks."""
+        for network, masters in zip(self.trained_networks, self.master_weights or []):
+            copy_masters_to_model(masters, network)
 
     def zero_grad(self):
         """Free all gradients."""
@@ -97,11 +97,11 @@ class Networks:
         if self.critic:
             self.critic.zero_grad()
 
-    def refresh_sampler(self):
-        """Let the sampler sample from the policy's weights of now."""
-        self.sampler.refresh(shards.whole_weights(self.model, self.sampler.dtype))
+    def sync_sampler(self):
+        """Copy the policy's weights to the sampler."""
+        self.sampler.refresh(shards.full_state_dict(self.model, self.sampler.dtype))
 
-    def follow(self, schedule):
+    def set_learning_rate(self, schedule):
         """Set the learning rates to schedule(peak). Returns the policy's."""
         groups = self.optimizer.param_groups
         for group in groups:
@@ -137,7 +137,7 @@ def build(config, algorithm, source, device, folder=None):
         networks.sampler = make_sampler(
             sampling.sampler, networks.model, networks.sampler, networks.tokenizer, sampling)
     add_optimizer(networks, config.update, task_of(config.data.dataset).critic_lr)
-    for network in networks.trained if devices.gradient_checkpointing else ():
+    for network in networks.trained_networks if devices.gradient_checkpointing else ():
         recompute_layers(network)
     return networks
 
@@ -172,7 +172,7 @@ def networks_around(policy, tokenizer, critic=False, reference=False):
         networks.critic = Critic(deepcopy(policy.model.base_model), policy.can_share_prefix)
     if policy.dtype != torch.float32:
         # the weights of now are the masters, and rounded copies of them compute
-        networks.masters = networks.trained
+        networks.master_weights = networks.trained_networks
         policy.model = rounded(policy.model, policy.dtype)
         if critic:
             head = networks.critic.head  # it is float32, its own master
@@ -207,26 +207,26 @@ def sharded_networks(source, folder, how, algorithm, compares, ours):
     """
     whole, policy, tokenizer = read_on_first_rank(folder or source, how)
     device, computed = how["device"], policy.dtype
-    policy.model = shards.hand_out(whole, device, torch.float32, computed)
-    policy.logprobs = shards.with_whole_weights(policy.model, policy.logprobs)
+    policy.model = shards.shard_from_rank_0(whole, device, torch.float32, computed)
+    policy.logprobs = shards.with_gathered_weights(policy.model, policy.logprobs)
     networks = Networks(policy, tokenizer)
     if algorithm.critic:
         critic = whole and Critic(whole.base_model, policy.can_share_prefix)
-        networks.critic = shards.hand_out(critic, device, torch.float32, computed, exact=["head"])
+        networks.critic = shards.shard_from_rank_0(critic, device, torch.float32, computed, exact=["head"])
     if ours:
         empty = shards.without_weights(whole, computed)
         copy = with_parameters(empty, lambda p: torch.empty_like(p, device=device)).to(device)
         networks.sampler = Sampler(copy, tokenizer, copy=True)
-        networks.refresh_sampler()
+        networks.sync_sampler()
     if compares:
         if folder:
             del whole  # before the next model is read, so that the host never holds two
             whole, *_ = read_on_first_rank(source, how)
-        model = shards.hand_out(whole, device, computed, computed).requires_grad_(False)
+        model = shards.shard_from_rank_0(whole, device, computed, computed).requires_grad_(False)
         # no backward pass would free the weights outside the layers
         model.set_reshard_after_forward(True)
         reference = replace(policy, model=model)
-        reference.logprobs = shards.with_whole_weights(model, reference.logprobs)
+        reference.logprobs = shards.with_gathered_weights(model, reference.logprobs)
         networks.reference = reference
     return networks
 
@@ -251,7 +251,7 @@ def add_optimizer(networks, update, critic_lr=None):
     and the critic have one parameter group each, with its highest learning rate as "peak".
     """
     groups = []
-    for network, lr in zip(networks.learners, [update.lr, critic_lr]):
+    for network, lr in zip(networks.optimized_networks, [update.lr, critic_lr]):
         learning = [p for p in network.parameters() if p.requires_grad]
         groups.append({"params": learning, "lr": lr, "peak": lr})
     networks.optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)

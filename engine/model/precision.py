@@ -70,8 +70,8 @@ def add_gradient(master, p):
 
 
 @torch.no_grad()
-def round_again(network, masters):
-    """Let the weights of `rounded(masters)` be the rounded masters of now."""
+def copy_masters_to_model(masters, network):
+    """Copy the float32 master weights into the network that `rounded(masters)` has made."""
     for p, master in zip(network.parameters(), masters.parameters()):
         if p.requires_grad:
             p.copy_(master)

@@ -34,7 +34,7 @@ def shard(module, dtype, exact=()):
         part.set_force_sum_reduction_for_comms(True)
 
 
-def with_whole_weights(module, function):
+def with_gathered_weights(module, function):
     """`function`, which computes with the split `module`, as a function that may be called.
 
     FSDP gathers the weights outside the layers only for `forward` and for methods that it knows. So
@@ -54,7 +54,7 @@ def without_weights(network, dtype):
     return ranks.from_first(network and with_parameters(network, lambda p: p.to("meta", dtype)))
 
 
-def hand_out(network, device, stored, computed, exact=()):
+def shard_from_rank_0(network, device, stored, computed, exact=()):
     """A network split over the devices, from the whole network in the host's memory of the first
     rank.
 
@@ -75,7 +75,7 @@ def hand_out(network, device, stored, computed, exact=()):
     return empty
 
 
-def whole_weights(model, dtype=None):
+def full_state_dict(model, dtype=None):
     """(name, whole tensor) of every weight; split weights are gathered from all ranks, one at a
     time."""
     from torch.distributed.tensor import DTensor
@@ -91,7 +91,7 @@ def sum_gradients(networks):
     if networks.policy.sharded:
         return  # FSDP has done it
     learning = [
-        p for network in networks.learners for p in network.parameters() if p.requires_grad]
+        p for network in networks.optimized_networks for p in network.parameters() if p.requires_grad]
     for p in learning:
         if p.grad is None:  # a rank without a completion adds zeros
             p.grad = torch.zeros_like(p)

@@ -53,7 +53,7 @@ def save(run_dir, networks, state):
     state = Path(run_dir, "state-checkpoint")
     weights = None  # save_pretrained finds whole weights by itself
     if networks.policy.sharded:  # to the memory of the first rank's host
-        parts = shards.whole_weights(networks.model)
+        parts = shards.full_state_dict(networks.model)
         weights = {name: tensor.cpu() for name, tensor in parts if ranks.rank() == 0}
     problem = (
         problem_of(save_model, state, networks, weights, state)
@@ -95,7 +95,7 @@ def save_model(folder, networks, weights, state):
     """Write what transformers loads, and the State. The first rank does it."""
     if ranks.rank() == 0:
         shutil.rmtree(folder, ignore_errors=True)
-        networks.learners[0].save_pretrained(folder, state_dict=weights)
+        networks.optimized_networks[0].save_pretrained(folder, state_dict=weights)
         networks.tokenizer.save_pretrained(folder)
         files.write(folder / "state.json", json.dumps(asdict(state), ensure_ascii=False))
 
@@ -146,10 +146,10 @@ def tensors_of(networks, with_optimizer):
 
     tensors = {}
     if networks.critic:
-        for name, tensor in networks.learners[-1].state_dict().items():
+        for name, tensor in networks.optimized_networks[-1].state_dict().items():
             tensors[f"critic.{name}"] = tensor
     if with_optimizer:
-        learners = torch.nn.ModuleList(networks.learners)
+        learners = torch.nn.ModuleList(networks.optimized_networks)
         parameters = get_optimizer_state_dict(learners, networks.optimizer)["state"]
         for name, values in parameters.items():
             for key, tensor in values.items():
@@ -166,7 +166,7 @@ def restore(folder, networks):
     names = reader.read_metadata().state_dict_metadata
     trained = any(name.startswith("optimizer.") for name in names)
     dcp.load(tensors_of(networks, trained), storage_reader=reader)  # into these tensors
-    networks.round_weights()
+    networks.copy_master_weights()
 
 
 def checksums(folder):

@@ -51,7 +51,7 @@ def train_for(config, algorithm, device, seconds, at, eval_questions=256):
 
     def schedule(*_):  # the learning rate at the moment of the update
         done = min(1.0, (spent + clock(device) - begin) / seconds)
-        networks.follow(lambda peak: learning_rate(done, peak, config.update.warmup))
+        networks.set_learning_rate(lambda peak: learning_rate(done, peak, config.update.warmup))
 
     networks.optimizer.register_step_pre_hook(schedule)
     moments = list(at)
@@ -85,11 +85,11 @@ def accuracy_of(networks, weights, questions, is_right, sampling):
     which it has only meanwhile."""
     now = deepcopy(networks.model.state_dict())
     networks.model.load_state_dict(weights)
-    networks.refresh_sampler()
+    networks.sync_sampler()
     records = evaluate(
         networks.sampler, networks.tokenizer, questions, is_right, sampling, seed=0)
     networks.model.load_state_dict(now)
-    networks.refresh_sampler()
+    networks.sync_sampler()
     return fmean(record["correct"] for record in records)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from algorithms import resolve
-from engine.model.critic import Critic, estimate
+from engine.model.critic import Critic, compute_advantages
 from engine.model.logprobs import Policy, completion_states
 from engine.model.networks import networks_around
 from family.ppo import gae, token_rewards, whiten
@@ -81,7 +81,7 @@ def test_estimate_is_that_of_the_whole_batch_although_it_is_cut(three, beta):
     logp, ref_logp, values = randn(3, *batch.tokens.shape, seed=2).double()
     batch = replace(batch, old_logp=logp, ref_logp=ref_logp if beta else None, old_values=values)
     minibatches = [batch.select(rows) for rows in cut]
-    estimate(minibatches, CPU, beta=beta, lam=0.9)
+    compute_advantages(minibatches, CPU, beta=beta, lam=0.9)
     rewards = token_rewards(batch.scores, logp, ref_logp, batch.mask, beta=beta)
     raw, returns = gae(rewards, values, batch.mask, lam=0.9)
     advantages = whiten(raw, batch.mask)
@@ -144,7 +144,7 @@ def test_where_the_critics_update_is_not_finite_the_policys_is_skipped_too(three
     model, critic, batch = three
     before = [weights_of(each) for each in (model, critic)]
     batch.old_logp, batch.old_values = logprobs(model, batch), critic(batch)
-    estimate([batch], CPU, beta=0.0, lam=0.95)
+    compute_advantages([batch], CPU, beta=0.0, lam=0.95)
     assert not batch.advantages.requires_grad
     batch.returns[0, 0] = torch.nan
     stats = updated(model, adamw(model, critic), [batch], resolve("ppo"), critic=critic)

@@ -15,7 +15,7 @@ from engine.model.logprobs import Policy
 from engine.model.networks import add_adapter, build, load_policy
 from engine.model.precision import frozen_copy
 from engine.model.sampler import Sampler
-from engine.model.shards import whole_weights
+from engine.model.shards import full_state_dict
 from engine.options.config import config_of
 from loop.update import Limits
 from tests.helpers import runs
@@ -166,7 +166,7 @@ def test_a_bfloat16_copy_rests_until_it_is_refreshed_and_keeps_the_rotary_freque
     sampler = Sampler(copy, tokenizer, copy=True)
     sampler.free_memory()
     assert memory(copy) == 0
-    sampler.refresh(whole_weights(model, sampler.dtype))
+    sampler.refresh(full_state_dict(model, sampler.dtype))
     for p, q in zip(copy.parameters(), model.parameters()):
         assert torch.equal(p, q.bfloat16())
     before = memory(model)

@@ -179,7 +179,8 @@ def measure(case):
     """(peaks as planned, the peak as the growth of this process)."""
     shape, options = case
     torch.set_num_threads(1)
-    DEVICE_DEFAULTS["cpu"] = replace(DEVICE_DEFAULTS["cuda"], records=False)  # the plan is for a GPU
+    # the plan is for a GPU
+    DEVICE_DEFAULTS["cpu"] = replace(DEVICE_DEFAULTS["cuda"], records=False)
     plans = []
     # what a first step allocates for good
     small = WIDE | {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 64}

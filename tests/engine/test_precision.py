@@ -62,10 +62,10 @@ def test_all_networks_have_the_dtype_of_the_arithmetic_and_the_optimizer_changes
     learning = [p for group in networks.optimizer.param_groups for p in group["params"]]
     assert {p.dtype for p in learning} == {F32} == {networks.critic.head.weight.dtype}
     # of the same parameters: the head of the critic learns where it computes
-    assert networks.critic.head is networks.learners[1].head
+    assert networks.critic.head is networks.optimized_networks[1].head
     whole = [*policy.model.parameters(), *networks.critic.parameters()]
     assert [p.shape for p in learning] == [p.shape for p in whole]
-    buffers = zip(policy.model.buffers(), networks.learners[0].buffers())
+    buffers = zip(policy.model.buffers(), networks.optimized_networks[0].buffers())
     assert all(torch.equal(buffer, loaded) for buffer, loaded in buffers)  # rotary frequencies
     assert load_model(small, CPU, choice, frozen=True)[0].dtype == computed
 
@@ -137,7 +137,7 @@ def test_gradients_are_added_up_in_float32_and_the_network_becomes_the_rounded_m
     """Three micro-batches' gradients: their sum in float32 is not what bfloat16 would add up to."""
     policy, tokenizer = load_policy(small, CPU, "bfloat16")
     networks = networks_around(policy, tokenizer, lr=1e-3)
-    masters, computing = networks.learners[0].lm_head.weight, policy.model.lm_head.weight
+    masters, computing = networks.optimized_networks[0].lm_head.weight, policy.model.lm_head.weight
     terms = 1.0, 1e-3, 2e-3  # bfloat16 has 8 bits, so there 1 + 0.001 is 1
     for term in terms:
         (term * computing.sum()).backward()
@@ -145,7 +145,7 @@ def test_gradients_are_added_up_in_float32_and_the_network_becomes_the_rounded_m
     rounded = [torch.tensor(term, dtype=BF16).item() for term in terms]
     assert torch.equal(masters.grad, torch.full_like(masters, sum(rounded)))
     networks.step()
-    changed = weights_of(networks.learners[0])
+    changed = weights_of(networks.optimized_networks[0])
     assert torch.equal(weights_of(policy.model).float(), changed.to(BF16).float())
     networks.zero_grad()
     assert masters.grad is None
@@ -164,7 +164,7 @@ def test_a_checkpoint_holds_the_masters(small, tmp_path, more):
     folder = checkpoint.path_of(tmp_path, 1)
     again = build(config, algorithm, small, CPU, str(folder))
     checkpoint.restore(folder, again)
-    for one, other in zip(networks.learners + networks.trained, again.learners + again.trained):
+    for one, other in zip(networks.optimized_networks + networks.trained_networks, again.optimized_networks + again.trained_networks):
         assert_close(dict(one.named_parameters()), dict(other.named_parameters()), rtol=0, atol=0)
     moments = [list(each.optimizer.state_dict()["state"].values()) for each in (networks, again)]
     assert_close(*moments, rtol=0, atol=0)

@@ -20,7 +20,7 @@ from torch.testing import assert_close
 from algorithms import resolve
 from engine.base import files, ranks
 from engine.model import shards
-from engine.model.critic import estimate
+from engine.model.critic import compute_advantages
 from engine.model.logprobs import completion_mask
 from engine.model.networks import build
 from engine.options.config import config_of
@@ -96,7 +96,7 @@ def fixed_update(networks, algorithm, name, optimizer, scale=1.0):
             for p in critic.head.parameters():  # a head of 0 would leave nothing to tell apart
                 p.fill_(0.1)
             batch.old_logp, batch.old_values = computed(policy.logprobs), computed(critic)
-            estimate(minibatches, policy.model.device, beta=algorithm.beta, lam=algorithm.lam)
+            compute_advantages(minibatches, policy.model.device, beta=algorithm.beta, lam=algorithm.lam)
     return updated(networks, minibatches, algorithm, optimizer)
 
 
@@ -105,8 +105,8 @@ def updated(networks, minibatches, algorithm, optimizer):
     stats, skipped = update(networks, minibatches, algorithm, Limits(micro_batch_tokens=40))
     ranks.gather([])
     weights = [
-        tensor.flatten() for network in networks.learners
-        for _, tensor in shards.whole_weights(network)
+        tensor.flatten() for network in networks.optimized_networks
+        for _, tensor in shards.full_state_dict(network)
     ]
     return {"weights": torch.cat(weights), "stats": stats | {"skipped": skipped}}
 
@@ -116,10 +116,10 @@ def sgd_update(folder, algorithm, shard="none", name="uneven", rounded=False, **
     products in float32."""
     networks, algorithm = fixed(folder, algorithm, shard, **options)
     if rounded:
-        round_weights(networks.model)
-        round_weights(networks.critic.backbone)
+        copy_master_weights(networks.model)
+        copy_master_weights(networks.critic.backbone)
     optimizer = torch.optim.SGD(
-        [p for network in networks.learners for p in network.parameters()], lr=0.1
+        [p for network in networks.optimized_networks for p in network.parameters()], lr=0.1
     )
     return fixed_update(networks, algorithm, name, optimizer)
 
@@ -129,7 +129,7 @@ class Rounded(torch.nn.Module):
         return weight.bfloat16()
 
 
-def round_weights(network):
+def copy_master_weights(network):
     """Compute with weights in bfloat16, from now on. The weights that learn stay float32."""
     for module in list(network.modules()):
         for name, _ in list(module.named_parameters(recurse=False)):

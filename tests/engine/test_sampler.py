@@ -166,7 +166,7 @@ def test_after_a_refresh_and_with_adapters_the_new_weights_are_sampled(loaded, c
         for p in model.parameters():
             p.data.mul_(1.1)
         sampler.free_memory()
-        sampler.refresh(shards.whole_weights(model, sampler.dtype))
+        sampler.refresh(shards.full_state_dict(model, sampler.dtype))
     drawn = sampler.sample(prompts, 4, how, 3)
     assert drawn.tokens.tolist() != before.tokens.tolist()
     rows = [prompt for prompt in prompts for _ in range(4)]
