@@ -30,7 +30,7 @@ from engine.model.loading import load_model
 from engine.model.networks import make_sampler, uses_ours
 from engine.model.sampler import Sampler
 from engine.model.sampler_interface import Sampling
-from engine.options.command_line import compose, given
+from engine.options.command_line import compose, parse_given
 from engine.options.options import EvaluationOptions
 from engine.report.answers import (
     open_answers,
@@ -225,7 +225,7 @@ def evaluate_benchmark(benchmark, rows, asked, config, model, tokenizer, folder)
 
 
 def main(argv):
-    config = check(given(EvaluationOptions, argv))
+    config = check(parse_given(EvaluationOptions, argv))
     device = ranks.start()
     folder = results_folder(config)
     # a wrong line of a file is refused before the model is loaded

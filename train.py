@@ -40,8 +40,8 @@ from engine.report.plan_command import print_plan
 from engine.report.preview import show
 from engine.run import checkpoint
 from engine.run.begin import begin, open_run
-from engine.run.folder import alone, how_to_resume, keep_options, run_folder
-from engine.run.interrupt import Interrupt, in_one_sentence
+from engine.run.folder import exclusive_run_folder, how_to_resume, keep_options, run_folder
+from engine.run.interrupt import Interrupt, as_user_error
 from engine.scoring.score import is_grade
 from eval import examine, sample_batch
 from loop.batches import split_into_mini_batches
@@ -180,14 +180,14 @@ def main(argv):
     if config.preview.check_rewards:
         return check_rewards(config, algorithm, device, rows)
     folder = config.run.output_dir = run_folder(config)
-    with alone(folder) as steps_before:
+    with exclusive_run_folder(folder) as steps_before:
         try:
             code = train(config, algorithm, device, rows, notes)
         except KeyboardInterrupt:
             progress.note(f"stopped at once. {how_to_resume(folder)}")
             code = 130
         except (RuntimeError, OSError, FloatingPointError) as error:
-            raise in_one_sentence(error, folder) from None
+            raise as_user_error(error, folder) from None
         finally:
             if ranks.rank() == 0 and (sentence := first_sentence(folder, steps_before)):
                 progress.note(sentence)

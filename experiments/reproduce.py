@@ -339,7 +339,9 @@ def one_step(options, hidden_size, device):
     networks = networks_of(policy, tokenizer, config, algorithm)
     reward, rng = Reward("every second", every_second), random.Random(1)
     train_step(Parts(networks, algorithm, [reward], config.sampling, Limits()), questions, rng)
-    everything = [*networks.optimized_networks, *(networks.trained_networks if networks.master_weights else [])]
+    everything = [*networks.optimized_networks]
+    if networks.master_weights:
+        everything += networks.trained_networks
     if networks.reference:
         everything.append(networks.reference.model)
     parameters = [p for network in everything for p in network.parameters()]

@@ -24,7 +24,7 @@ from algorithms import ALGORITHMS, KEEP
 from engine.base.errors import UserError
 from engine.base.files import known_or_own
 from engine.data.rows import check_dataset
-from engine.options.command_line import flat, given, parse
+from engine.options.command_line import flat, parse, parse_given
 from engine.options.config import Config, config_of
 from engine.scoring.score import load_rewards
 from tests.helpers.runs import ROOT
@@ -161,7 +161,7 @@ def parser_of(program):
 
 def check_train(words):
     """A run with these options would begin."""
-    chosen = given(Config, words)
+    chosen = parse_given(Config, words)
     if not chosen.get("resume"):  # there is no such run here
         config_of(chosen)
 
@@ -183,7 +183,7 @@ def check_program(program, words):
     elif program == "train.py":
         check_names(parse(Config, words).options)
     elif program == "eval.py":
-        evaluation.check(given(evaluation.EvaluationOptions, words))
+        evaluation.check(parse_given(evaluation.EvaluationOptions, words))
     elif program.startswith("examples/my_"):  # adds to a table, and calls train.main
         with patch.object(train, "main", check_train), patch.object(sys, "argv", ["", *words]):
             with patch.dict(ALGORITHMS):

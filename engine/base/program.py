@@ -15,12 +15,12 @@ def run_program(main):
     try:
         sys.exit(main(sys.argv[1:]))
     except UserError as error:
-        sys.exit(tell(f"error: {error}"))
+        sys.exit(exit_with(f"error: {error}"))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # python eval.py … | head -1
-        sys.exit(tell("error: stopped, because the program that read the output has ended."))
+        sys.exit(exit_with("error: stopped, because the program that read the output has ended."))
     finally:
         try:
             sys.stdout.flush()
@@ -28,7 +28,7 @@ def run_program(main):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def tell(sentence):
+def exit_with(sentence):
     """Print why the program ends. Returns its exit code, 2.
 
     Under torchrun every process of a machine may find the same mistake. The first one tells it,

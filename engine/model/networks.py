@@ -212,7 +212,8 @@ def sharded_networks(source, folder, how, algorithm, compares, ours):
     networks = Networks(policy, tokenizer)
     if algorithm.critic:
         critic = whole and Critic(whole.base_model, policy.can_share_prefix)
-        networks.critic = shards.shard_from_rank_0(critic, device, torch.float32, computed, exact=["head"])
+        networks.critic = shards.shard_from_rank_0(
+            critic, device, torch.float32, computed, exact=["head"])
     if ours:
         empty = shards.without_weights(whole, computed)
         copy = with_parameters(empty, lambda p: torch.empty_like(p, device=device)).to(device)

@@ -90,8 +90,9 @@ def sum_gradients(networks):
     the whole batch."""
     if networks.policy.sharded:
         return  # FSDP has done it
-    learning = [
-        p for network in networks.optimized_networks for p in network.parameters() if p.requires_grad]
+    learning = []
+    for network in networks.optimized_networks:
+        learning += [p for p in network.parameters() if p.requires_grad]
     for p in learning:
         if p.grad is None:  # a rank without a completion adds zeros
             p.grad = torch.zeros_like(p)

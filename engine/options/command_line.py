@@ -64,7 +64,7 @@ def compose(config_class, values):
 # --- from words and files ---
 
 
-def truth(word):
+def parse_bool(word):
     """The value of a flag: --resume, --resume true, --resume false. Another word: ValueError."""
     return ("false", "no", "0", "true", "yes", "1").index(word.lower()) > 2
 
@@ -109,7 +109,7 @@ def argument_of(f):
         help += f" (default: {f.default})"
     choices, alone = f.metadata["choices"], f.metadata["alone"]
     if kind is bool:
-        kind, alone = truth, True
+        kind, alone = parse_bool, True
     if kind is dict:
         kind = json_object
     argument = {"help": help, "choices": choices and (*choices, None),
@@ -145,7 +145,7 @@ def within(limits, value):
     return low < value < high
 
 
-def given(config_class, argv):
+def parse_given(config_class, argv):
     """{name: value} of the options that the command line gives, and those of its recipe.
 
     The command line wins. Raises UserError at a mistake.
@@ -161,7 +161,7 @@ def given(config_class, argv):
 
 def parse(config_class, argv):
     """The command line as a config: `given`, on top of the defaults."""
-    return compose(config_class, given(config_class, argv))
+    return compose(config_class, parse_given(config_class, argv))
 
 
 def read(parser, words, source=""):
@@ -171,11 +171,11 @@ def read(parser, words, source=""):
     except argparse.ArgumentError as error:
         raise UserError(f"{source}{error}. `--help` lists all options.") from None
     if unknown:
-        raise UserError(f"{source}unknown option {hint(parser, unknown[0].split('=')[0])}")
+        raise UserError(f"{source}unknown option {suggest(parser, unknown[0].split('=')[0])}")
     return vars(values)
 
 
-def hint(parser, word):
+def suggest(parser, word):
     """A word that is no option, or has none before it, and what to say about it."""
     options = [action.dest for action in parser._actions]
     known = {"algorithm": ALGORITHMS, "dataset": TASKS, "benchmark": TASKS}

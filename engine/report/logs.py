@@ -240,7 +240,7 @@ def report(summary, config):
         print(f"best      {folder}/{checkpoint.BEST}: step {step}, greedy {name} {value:.3f}, "
               f"chosen on {summary['chosen_on']}")
     print(f"look      {folder}/curves.png")
-    if line := compared(config):
+    if line := baseline_command(config):
         print(f"compare   {line}")
     print("evaluate ", evaluated(config))
 
@@ -255,7 +255,7 @@ def evaluated(config):
         ["python", "eval.py", "--model", config.run.output_dir, *words_from(own)])
 
 
-def compared(config):
+def baseline_command(config):
     """The command of the same run with GRPO in place of CPPO, or the other way round. None for
     another algorithm, or if the other one refuses an option of this run."""
     options = flat(config)

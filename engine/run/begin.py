@@ -10,7 +10,7 @@ from engine.base.errors import UserError
 from engine.data.questions import hold_out, names_others, questions_of_run
 from engine.model.networks import build
 from engine.options import checks
-from engine.options.command_line import compose, flat, given
+from engine.options.command_line import compose, flat, parse_given
 from engine.options.config import Config, config_of
 from engine.options.hooks import load_metrics
 from engine.run import checkpoint
@@ -32,7 +32,7 @@ MEASURED_WITH = ("eval_dataset", "eval_questions", "rewards", "max_new_tokens", 
 def open_run(argv):
     """(Config, Algorithm, notes) of a new run, or of a run to resume. notes: sentences about
     options that surprise people."""
-    chosen = given(Config, argv)
+    chosen = parse_given(Config, argv)
     if chosen.get("resume"):
         chosen = saved_options(chosen) | chosen
     config, algorithm = config_of(chosen)

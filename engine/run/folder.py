@@ -160,7 +160,7 @@ def steps_in(run_dir):
 
 
 @contextlib.contextmanager
-def alone(run_dir):
+def exclusive_run_folder(run_dir):
     """Refuse a folder that another job writes, and keep others out. Every rank calls this; the
     first holds the lock. Yields how many steps the folder has.
 

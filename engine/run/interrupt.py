@@ -56,7 +56,7 @@ class Interrupt:
         return 130 if self.asked == signal.SIGINT else 0
 
 
-def in_one_sentence(error, run_dir):
+def as_user_error(error, run_dir):
     """A UserError, if the user can change what the error means, or if another rank has ended; else
     the error."""
     if isinstance(error, torch.OutOfMemoryError):

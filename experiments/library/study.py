@@ -25,7 +25,7 @@ from tqdm import tqdm
 import train
 from engine.base import files
 from engine.base.errors import UserError
-from engine.options.command_line import flat, given, option
+from engine.options.command_line import flat, option, parse_given
 from engine.options.config import Config, config_of
 from engine.run import checkpoint
 from engine.run.folder import options_of
@@ -99,7 +99,7 @@ def one_run(folder, options):
     is trained."""
     words = words_of(options | {"output_dir": folder})
     if (folder / "run.json").is_file():
-        if options_of(folder) != flat(config_of(given(Config, words))[0]):
+        if options_of(folder) != flat(config_of(parse_given(Config, words))[0]):
             raise UserError(
                 f"{folder} holds a run with other options: remove it, and it is made anew."
             )

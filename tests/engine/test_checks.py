@@ -10,10 +10,10 @@ import train
 from algorithms import ALGORITHMS
 from engine.base.errors import UserError
 from engine.options.checks import notes_on_options
-from engine.options.command_line import given
+from engine.options.command_line import parse_given
 from engine.options.config import Config, config_of
 from engine.run.begin import open_run
-from engine.run.interrupt import in_one_sentence
+from engine.run.interrupt import as_user_error
 from tasks import toy
 from tasks.table import TASKS
 from tests.helpers.runs import run, written
@@ -145,7 +145,7 @@ def test_ctrl_c_twice_ends_a_run_at_once(tmp_path, monkeypatch, capsys):
     (FloatingPointError("x"), "^the model's logits .*lower --lr. "), (RuntimeError("x"), None),
 ])
 def test_what_the_user_can_change_ends_a_run_in_one_sentence(error, words, tmp_path):
-    found = in_one_sentence(error, tmp_path)
+    found = as_user_error(error, tmp_path)
     assert re.search(words or "x$", str(found)) and (type(found) is UserError) == bool(words)
 
 
@@ -155,7 +155,7 @@ def test_what_the_user_can_change_ends_a_run_in_one_sentence(error, words, tmp_p
     ("--minibatches 129", "--minibatches"), ("--minibatches 128", ""),
 ])
 def test_an_option_that_surprises_is_noted_and_no_other(words, noted):
-    config, algorithm = config_of(given(Config, words.split()))
+    config, algorithm = config_of(parse_given(Config, words.split()))
     notes = notes_on_options(config.options, algorithm)
     assert [note.split()[0].strip(":") for note in notes] == noted.split()
 

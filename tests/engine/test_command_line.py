@@ -10,7 +10,7 @@ import pytest
 
 from engine.base.errors import UserError
 from engine.base.program import run_program
-from engine.options.command_line import flat, given, option, parse, within
+from engine.options.command_line import flat, option, parse, parse_given, within
 from engine.options.config import Config as RunConfig
 from engine.options.names import NAMES
 from tests.helpers.runs import ROOT
@@ -60,7 +60,7 @@ def test_options_come_from_the_command_line_and_a_recipe(recipe, words, changed,
     for written in (f"{named} {words}", f"{words} {named}"):
         assert parse(Config, written.split()) == expected
         # only what was given, for the layers
-        assert ("name" in given(Config, written.split())) == (changed["name"] != "toy")
+        assert ("name" in parse_given(Config, written.split())) == (changed["name"] != "toy")
 
 
 @pytest.mark.parametrize("recipe, named", [

@@ -16,7 +16,7 @@ from engine.base import files
 from engine.base.errors import UserError
 from engine.model.folders import checkpoints
 from engine.run.begin import open_run
-from engine.run.folder import alone, make_folder
+from engine.run.folder import exclusive_run_folder, make_folder
 from tasks import toy
 from tests.helpers.runs import go_on, json_of, metrics_of, run
 
@@ -68,10 +68,10 @@ def test_a_run_whose_past_has_another_form_is_not_resumed(words):
 
 def test_two_jobs_cannot_write_one_folder(words):
     holder = f"process {os.getpid()} on {socket.gethostname()}: "
-    with alone(RUN), pytest.raises(UserError, match=holder):
+    with exclusive_run_folder(RUN), pytest.raises(UserError, match=holder):
         go_on(RUN, "--steps 2")
     assert len(metrics_of(RUN)) == 1
-    with alone(RUN):  # the lock has ended
+    with exclusive_run_folder(RUN):  # the lock has ended
         pass
 
 
@@ -82,7 +82,7 @@ def test_a_file_system_without_locks_does_not_keep_a_run_from_its_work(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
-    with alone(tmp_path):
+    with exclusive_run_folder(tmp_path):
         assert "run.lock cannot be locked" in capsys.readouterr().out
 
 

@@ -18,7 +18,7 @@ from engine.model.device_defaults import DEVICE_DEFAULTS
 from engine.model.loading import fuse_norms
 from engine.model.logprobs import Policy, recompute_layers
 from engine.model.networks import add_adapter
-from engine.options.command_line import given
+from engine.options.command_line import parse_given
 from engine.options.config import Config, config_of
 from engine.run import plan as planning
 from engine.run.plan import plan
@@ -87,7 +87,7 @@ def test_what_the_docs_show_is_printed(capsys):
 def test_the_recipes_of_the_paper_are_its_first_code(recipe):
     """Token mean, the largest |A| of a device's whole batch, μ = 2, β = 0.04; its GRPO is the same
     row with P = 0."""
-    chosen = given(Config, ["--plan", "--recipe", str(recipe)])
+    chosen = parse_given(Config, ["--plan", "--recipe", str(recipe)])
     _, row = config_of(chosen)
     assert row.loss.func is grpo_loss and row.token_weights is token_mean
     assert row.keep is KEEP["pooled"]

@@ -164,7 +164,8 @@ def test_a_checkpoint_holds_the_masters(small, tmp_path, more):
     folder = checkpoint.path_of(tmp_path, 1)
     again = build(config, algorithm, small, CPU, str(folder))
     checkpoint.restore(folder, again)
-    for one, other in zip(networks.optimized_networks + networks.trained_networks, again.optimized_networks + again.trained_networks):
+    saved, loaded = (each.optimized_networks + each.trained_networks for each in (networks, again))
+    for one, other in zip(saved, loaded):
         assert_close(dict(one.named_parameters()), dict(other.named_parameters()), rtol=0, atol=0)
     moments = [list(each.optimizer.state_dict()["state"].values()) for each in (networks, again)]
     assert_close(*moments, rtol=0, atol=0)

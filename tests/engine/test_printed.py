@@ -12,9 +12,9 @@ import eval as evaluation
 import train
 from engine.base import files
 from engine.base.errors import UserError
-from engine.options.command_line import given
+from engine.options.command_line import parse_given
 from engine.options.config import Config, config_of
-from engine.report.logs import compared, evaluated
+from engine.report.logs import baseline_command, evaluated
 from engine.run.folder import as_in_the_run, keep_options
 from tests.helpers.runs import ROOT, run, sums, written
 from tests.test_train import stop_after
@@ -51,7 +51,7 @@ def test_the_commands_at_the_end_of_a_run_work_and_measure_the_same(
     assert fmean(greedy) == after(folder)["greedy"]["reward"] > 0
 
     program, *other = command("compare", said)
-    chosen = given(Config, other)
+    chosen = parse_given(Config, other)
     assert program == "train.py" and chosen["algorithm"] == "grpo"
     assert not {"pruning_rate", "output_dir"} & chosen.keys()
     assert (chosen["stop"], chosen["columns"]) == (["9"], ["question=q"])
@@ -75,9 +75,9 @@ def after(folder):
 ])
 def test_cppo_is_compared_with_grpo_and_grpo_with_cppo(words, other, monkeypatch):
     monkeypatch.setattr("sys.argv", ["train.py"])
-    line = compared(config_of(given(Config, words.split()))[0])
+    line = baseline_command(config_of(parse_given(Config, words.split()))[0])
     assert line == other
-    config_of(given(Config, shlex.split(line or "")[2:]))  # it is accepted
+    config_of(parse_given(Config, shlex.split(line or "")[2:]))  # it is accepted
 
 
 def test_an_evaluation_asks_what_was_held_out_of_the_training(small, tmp_path, monkeypatch, capsys):
@@ -121,7 +121,7 @@ def test_a_run_with_a_sampler_of_ones_own_is_evaluated_with_it_if_it_is_built_on
     config, _ = config_of({"sampler": f"{ROOT}/examples/{own}", "output_dir": str(tmp_path)})
     keep_options(tmp_path, config)
     words = shlex.split(evaluated(config))[2:]
-    assert evaluation.check(given(evaluation.EvaluationOptions, words)).sampler == sampler
+    assert evaluation.check(parse_given(evaluation.EvaluationOptions, words)).sampler == sampler
 
 
 def test_a_sampler_that_is_not_built_on_ours_is_refused():

@@ -96,7 +96,8 @@ def fixed_update(networks, algorithm, name, optimizer, scale=1.0):
             for p in critic.head.parameters():  # a head of 0 would leave nothing to tell apart
                 p.fill_(0.1)
             batch.old_logp, batch.old_values = computed(policy.logprobs), computed(critic)
-            compute_advantages(minibatches, policy.model.device, beta=algorithm.beta, lam=algorithm.lam)
+            compute_advantages(
+                minibatches, policy.model.device, beta=algorithm.beta, lam=algorithm.lam)
     return updated(networks, minibatches, algorithm, optimizer)
 
 

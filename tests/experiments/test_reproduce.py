@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from algorithms import ALGORITHMS
-from engine.options.command_line import given
+from engine.options.command_line import parse_given
 from engine.options.config import Config, config_of
 from experiments import reproduce
 from experiments.library import toy_model
@@ -55,7 +55,7 @@ def test_a_speed_up_is_the_median_of_the_ratios_within_a_seed():
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_every_method_is_a_valid_run_and_trains_on_as_many_completions_as_its_row_says(table):
     for name, method in table.methods.items():
-        chosen = given(Config, words_of(reproduce.PROTOCOL | method.options))
+        chosen = parse_given(Config, words_of(reproduce.PROTOCOL | method.options))
         with mock.patch.dict(ALGORITHMS, reproduce.OTHER_LOSSES):
             _, algorithm = config_of(chosen)
         assert method.baseline in table.methods
