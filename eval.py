@@ -27,7 +27,7 @@ from engine.data.questions import with_prompts
 from engine.data.rows import check_columns, check_dataset
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
-from engine.model.networks import make_sampler, uses_ours
+from engine.model.networks import make_sampler, uses_builtin
 from engine.model.sampler import Sampler
 from engine.model.sampler_interface import Sampling
 from engine.options.command_line import compose, parse_given
@@ -41,7 +41,15 @@ from engine.report.answers import (
 )
 from engine.run.folder import as_in_the_run, rows_for_eval
 from engine.scoring.gold_answers import notes_on_lost, right_alone
-from engine.scoring.score import Reward, is_grade, is_own, load_rewards, read, reward_columns, score
+from engine.scoring.score import (
+    Reward,
+    is_custom,
+    is_grade,
+    load_rewards,
+    read,
+    reward_columns,
+    score,
+)
 from scores import summarize, verdict
 from tasks.table import TASKS, base_model, task_of
 
@@ -147,7 +155,7 @@ def examine(
         summary["seconds"] = time.perf_counter() - begin
         summary["examples"] = [row for row in records[: 3 * k : k] if row["score"] is not None]
     key = key_of(chain(*found.values()))
-    if measure == "reward" and is_own(is_right):
+    if measure == "reward" and is_custom(is_right):
         key = "score"
     summary["measure"] = "reward" if key == "score" else "accuracy"
     for part, records in found.items():
@@ -175,9 +183,9 @@ def check(chosen):
     if len(bases) > 1:
         raise UserError("--model toy is another base model for each of these data sets: evaluate "
                         "them one by one, or name a --model.")
-    if not uses_ours(config.sampler):
+    if not uses_builtin(config.sampler):
         raise UserError(f"--sampler {config.sampler} is not built on the project's sampler: write "
-                        "--sampler ours.")
+                        "--sampler builtin.")
     check_columns(config.columns, config.benchmark)
     if config.judge is not None:
         load_rewards([config.judge], option="--judge")
@@ -214,7 +222,7 @@ def evaluate_benchmark(benchmark, rows, asked, config, model, tokenizer, folder)
     path = path_of_setting(folder, benchmark, setting)
     earlier = open_answers(path, setting) if ranks.rank() == 0 else None
     sampler = Sampler(model, tokenizer)
-    if config.sampler != "ours":
+    if config.sampler != "builtin":
         sampler = make_sampler(config.sampler, model, sampler, tokenizer, sampling)
     summary = examine(
         sampler, tokenizer, questions, reward.function, sampling,

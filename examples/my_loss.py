@@ -17,7 +17,7 @@ A loss takes, in the order and with the names below:
 
 It returns (loss, stats): a scalar that is a sum over these completions, because micro-batches and
 devices add up; and a dict of detached means under `weights`, for metrics.jsonl. There a name that
-no loss of the project uses becomes own/NAME.
+no loss of the project uses becomes custom/NAME.
 """
 
 import sys

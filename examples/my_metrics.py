@@ -1,4 +1,4 @@
-"""Metrics of your own: in metrics.jsonl and in curves.png, as own/NAME.
+"""Metrics of your own: in metrics.jsonl and in curves.png, as custom/NAME.
 
     torchrun train.py --hooks examples/my_metrics.py
 """

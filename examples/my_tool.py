@@ -71,24 +71,24 @@ class Turns:
 class WithCalculator:
     """The project's sampler, with a calculator (engine/model/sampler_interface.py)."""
 
-    wraps_ours = True
+    wraps_builtin = True
 
     @staticmethod
     def check(options):
         """It serves every run."""
 
-    def __init__(self, ours, tokenizer, sampling):
+    def __init__(self, builtin, tokenizer, sampling):
         ids = tokenizer.convert_tokens_to_ids(list(TAGS))
         if None in ids or tokenizer.unk_token_id in ids:
             raise UserError(f"the model has no tokens {' and '.join(TAGS)}: change TAGS in "
                             "examples/my_tool.py to tokens that it has.")
-        self.ours, self.tokenizer, self.dtype = ours, tokenizer, ours.dtype
-        self.stop_ids, self.end_of_call = ours.stop_ids, ids[1]
-        self.refresh, self.free_memory = ours.refresh, ours.free_memory
+        self.builtin, self.tokenizer, self.dtype = builtin, tokenizer, builtin.dtype
+        self.stop_ids, self.end_of_call = builtin.stop_ids, ids[1]
+        self.refresh, self.free_memory = builtin.refresh, builtin.free_memory
 
     def sample(self, prompts, group_size, sampling, seed, places=None):
-        self.ours.stop_ids = [*self.stop_ids, self.end_of_call]
-        drawn = self.ours.sample(prompts, group_size, sampling, seed, places)
+        self.builtin.stop_ids = [*self.stop_ids, self.end_of_call]
+        drawn = self.builtin.sample(prompts, group_size, sampling, seed, places)
         completions = []
         for place, prompt in zip(places or range(len(prompts)), prompts):
             completions += [Turns(prompt, place * group_size + i) for i in range(group_size)]
@@ -97,9 +97,9 @@ class WithCalculator:
             self.answer(calling, sampling.max_new_tokens)
             calling = [c for c in calling if not c.truncated]
             if turn == MAX_CALLS:
-                self.ours.stop_ids = self.stop_ids
+                self.builtin.stop_ids = self.stop_ids
             # each has the whole room: so its random numbers do not depend on the other completions
-            written = self.ours.sample(
+            written = self.builtin.sample(
                 [c.prompt + c.tokens for c in calling], 1, sampling, seed + turn * TURN,
                 [c.place for c in calling])
             calling = self.read(calling, written, sampling.max_new_tokens)

@@ -53,7 +53,7 @@ class VLLM:
 
     @staticmethod
     def check(options):
-        cure = "or use --sampler ours."
+        cure = "or use --sampler builtin."
         if options.lora:
             raise UserError(f"vLLM does not take adapters here: leave out --lora, {cure}")
         if find_spec("vllm") is None and options.plan is None:

@@ -94,12 +94,12 @@ def figures_of(folder, setting, seed):
     half = rows[len(rows) // 2 :]
     figures = {name: found[name] for name in ("sampled", "greedy", "base", "length")}
     for name in ("wrong", "wrong_kept", "wrong_weight"):
-        figures[name] = mean_over(rows, f"own/{name}")
+        figures[name] = mean_over(rows, f"custom/{name}")
     for name in ("kept_negative", "verdict"):  # in the last half
-        figures[name] = mean_over(half, f"own/{name}")
+        figures[name] = mean_over(half, f"custom/{name}")
     figures["tokens_trained"] = sum(row["tokens_trained"] for row in rows)
-    for name in ("accuracy", "length", "own/kept_negative"):  # of each step
-        figures["course of " + name.removeprefix("own/")] = [round(row[name], 3) for row in rows]
+    for name in ("accuracy", "length", "custom/kept_negative"):  # of each step
+        figures["course of " + name.removeprefix("custom/")] = [round(row[name], 3) for row in rows]
     return figures
 
 

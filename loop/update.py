@@ -169,7 +169,7 @@ def measure(batch, mask, logp, entropy, stats):
     total = weights.sum()
     measured = {}
     for name, x in stats.items():  # x is a mean under the weights, or a maximum
-        name = name if name in (*MEANS, *MAXIMA) else f"own/{name}"  # it replaces no metric
+        name = name if name in (*MEANS, *MAXIMA) else f"custom/{name}"  # it replaces no metric
         measured[name] = x if name in MAXIMA else x * total
     # kl_k3(p, q) estimates KL(p ‖ q) from samples of p. Here p is π_old, which sampled
     kl_old = kl_k3(batch.old_logp, logp)

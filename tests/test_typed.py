@@ -22,7 +22,7 @@ import eval as evaluation
 import train
 from algorithms import ALGORITHMS, KEEP
 from engine.base.errors import UserError
-from engine.base.files import known_or_own
+from engine.base.files import builtin_or_custom
 from engine.data.rows import check_dataset
 from engine.options.command_line import flat, parse, parse_given
 from engine.options.config import Config, config_of
@@ -170,7 +170,7 @@ def check_names(options):
     """What options of train.py name is there."""
     assert options.algorithm in ALGORITHMS
     if options.keep is not None:
-        known_or_own(options.keep, KEEP, "rule", "--keep")
+        builtin_or_custom(options.keep, KEEP, "rule", "--keep")
     load_rewards(options.rewards or ())
     check_dataset(options.dataset)
 

@@ -462,6 +462,6 @@ def test_what_a_loss_of_ones_own_tells_reaches_the_logs(six, monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "mine", replace(ALGORITHMS["grpo"], loss=reinforce))
     likelihood = (logprobs(model, batch).sum(1) / batch.mask.sum(1)).mean().item()
     _, stats = after_update(six, resolve("mine", mu=1), limits=Limits(micro_batch_tokens=30))
-    assert stats["own/likelihood"] == pytest.approx(likelihood, rel=1e-5)
+    assert stats["custom/likelihood"] == pytest.approx(likelihood, rel=1e-5)
     assert stats["grad_norm"] > 0.01
     assert stats["clip_fraction"] == 0 == stats["ratio_max"]  # it tells nothing of these

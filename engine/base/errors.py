@@ -50,7 +50,7 @@ def with_place(error):
     return f"{one_line(error)} ({Path(last.filename).name}, line {last.lineno})"
 
 
-def call_own(function, name, wanted, fits, *arguments, **named):
+def call_custom(function, name, wanted, fits, *arguments, **named):
     """function(*arguments, **named) of a function of the user's own. If it fails, or returns what
     does not fit, a UserError says what came, what is wanted, and where.
 

@@ -64,7 +64,7 @@ def writing_into(folder):
 
 
 @functools.cache
-def own_module(path, option):
+def custom_module(path, option):
     """The module that a user's file is. It may import other files of its folder.
 
     option: the option that has this value, for error messages. Raises UserError if the file cannot
@@ -87,11 +87,11 @@ def names_file(word):
     return word.partition(":")[0].endswith(".py")
 
 
-def known_or_own(word, known, kind, option):
+def builtin_or_custom(word, known, kind, option):
     """The function or class that `word` names: one of `known`, {name: function}, or that of the
     user's own file, FILE.py:NAME.
 
-    kind: what it is, for the error message. option: as for `own_module`. Raises UserError if there
+    kind: what it is, for the error message. option: as for `custom_module`. Raises UserError if there
     is no such function.
     """
     if word in known:
@@ -99,7 +99,7 @@ def known_or_own(word, known, kind, option):
     if not names_file(word):
         raise UserError(f"{option}: {unknown(kind, word, known)}, and FILE.py:NAME.")
     path, _, name = word.partition(":")
-    module = own_module(path, option)
+    module = custom_module(path, option)
     function = getattr(module, name, None)
     if not callable(function):
         there = [other for other, value in vars(module).items()

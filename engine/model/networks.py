@@ -9,7 +9,7 @@ import torch
 
 from engine.base import ranks
 from engine.base.errors import UserError
-from engine.base.files import known_or_own
+from engine.base.files import builtin_or_custom
 from engine.model import shards
 from engine.model.critic import Critic
 from engine.model.loading import adapters_in_float32, load_model
@@ -31,9 +31,9 @@ warnings.filterwarnings("ignore", "Already found a `peft_config` attribute")
 
 
 def sampler_class(word):
-    """The class that `--sampler` names, "ours" or FILE.py:CLASS. sampler_interface.py says what it
+    """The class that `--sampler` names, "builtin" or FILE.py:CLASS. sampler_interface.py says what it
     has."""
-    kind = known_or_own(word, {"ours": Sampler}, "sampler", "--sampler")
+    kind = builtin_or_custom(word, {"builtin": Sampler}, "sampler", "--sampler")
     if not (hasattr(kind, "check") and hasattr(kind, "sample")):
         raise UserError(f"--sampler {word} lacks check or sample: "
                         "engine/model/sampler_interface.py says what a sampler has.")
@@ -49,9 +49,9 @@ def make_sampler(word, model, *arguments, **named):
     return sampler
 
 
-def uses_ours(word):
+def uses_builtin(word):
     """Whether `--sampler` names the project's sampler, or a class that is built on it."""
-    return word == "ours" or getattr(sampler_class(word), "wraps_ours", False)
+    return word == "builtin" or getattr(sampler_class(word), "wraps_builtin", False)
 
 
 @dataclass
@@ -120,20 +120,20 @@ def build(config, algorithm, source, device, folder=None):
     """
     devices, sampling, seed = config.devices, config.sampling, config.run.seed
     compares = config.run.stop_kl or algorithm.beta  # with a reference
-    ours = uses_ours(sampling.sampler)
+    builtin = uses_builtin(sampling.sampler)
     how = {"device": device, "dtype": devices.dtype, "temperature": sampling.temperature}
     if devices.shard == "full":
-        networks = sharded_networks(source, folder, how, algorithm, compares, ours)
+        networks = sharded_networks(source, folder, how, algorithm, compares, builtin)
     else:
         networks = whole_networks(
             source, folder, how, algorithm, compares, devices.lora, seed)
-    if not ours:
+    if not builtin:
         networks.sampler = make_sampler(
             sampling.sampler, networks.model, folder or source, networks.tokenizer,
             networks.policy.dtype, sampling,
             stop_ids=stop_tokens(networks.model, networks.tokenizer),
             longest=config.data.max_prompt_tokens + sampling.max_new_tokens, seed=seed)
-    elif sampling.sampler != "ours":
+    elif sampling.sampler != "builtin":
         networks.sampler = make_sampler(
             sampling.sampler, networks.model, networks.sampler, networks.tokenizer, sampling)
     add_optimizer(networks, config.update, task_of(config.data.dataset).critic_lr)
@@ -198,7 +198,7 @@ def frozen(policy):
     return replace(policy, model=frozen_copy(policy.model, policy.dtype))
 
 
-def sharded_networks(source, folder, how, algorithm, compares, ours):
+def sharded_networks(source, folder, how, algorithm, compares, builtin):
     """Networks of `--shard full`, without an optimizer: each device holds a part of each network,
     and a whole copy to sample from. The arguments are those of `whole_networks`.
 
@@ -214,7 +214,7 @@ def sharded_networks(source, folder, how, algorithm, compares, ours):
         critic = whole and Critic(whole.base_model, policy.can_share_prefix)
         networks.critic = shards.shard_from_rank_0(
             critic, device, torch.float32, computed, exact=["head"])
-    if ours:
+    if builtin:
         empty = shards.without_weights(whole, computed)
         copy = with_parameters(empty, lambda p: torch.empty_like(p, device=device)).to(device)
         networks.sampler = Sampler(copy, tokenizer, copy=True)

@@ -10,8 +10,8 @@ The project's sampler (sampler.py) keeps the contract. One of your own is a clas
         samples from the weights of `source`, a hub name or a folder, until `refresh`. dtype: what
         it computes in. sampling: the run's. stop_ids: only these ids end a completion. longest:
         tokens of prompt and completion together.
-    Class(ours, tokenizer, sampling), if `Class.wraps_ours` is True
-        samples with `ours`, the project's sampler of the policy, for example to call a tool
+    Class(builtin, tokenizer, sampling), if `Class.wraps_builtin` is True
+        samples with `builtin`, the project's sampler of the policy, for example to call a tool
         (examples/my_tool.py).
     sample(prompts, group_size, sampling, seed, places=None) → Completions
         samples `group_size` completions of each prompt. prompts: token lists, maybe none; nothing
@@ -39,7 +39,7 @@ from functools import partial
 
 import torch
 
-from engine.base.errors import UserError, call_own
+from engine.base.errors import UserError, call_custom
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def check_sampler(sampler, name, vocabulary):
         return shape[1] <= max(1, sampling.max_new_tokens)
 
     sampler.sample = partial(
-        call_own, sampler.sample, name,
+        call_custom, sampler.sample, name,
         "Completions: tokens (int64), logp (float32) and mask (bool), each (N, T) for N = prompts "
         "× group_size and T ≤ max_new_tokens, and lengths (int64) and truncated (bool), each (N,)",
         fits)

@@ -20,7 +20,7 @@ from algorithms import (
 )
 from engine.base import ranks
 from engine.base.errors import UserError, unknown
-from engine.base.files import known_or_own
+from engine.base.files import builtin_or_custom
 from engine.options import checks
 from engine.options.command_line import compose, flat
 from engine.options.options import (
@@ -93,7 +93,7 @@ def algorithm_of(options):
     if keep == rule_name(row.keep):
         keep = None  # it is the row's own rule, which may be a function
     elif keep not in KEEP:
-        keep = known_or_own(keep, KEEP, "rule", "--keep")
+        keep = builtin_or_custom(keep, KEEP, "rule", "--keep")
         if row.keep == FILTER:  # GFPO keeps the smallest of a metric, others ask a rule
             keep = partial(keep_smallest, metric=keep)
     checks.check_algorithm(options)

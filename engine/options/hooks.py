@@ -1,7 +1,7 @@
 """--hooks FILE.py: a file of the user's own whose function `metrics` a run asks at each step.
 
     metrics(step) → {name: number}
-        what is logged of a Step (loop/records.py) as the metric own/NAME, in metrics.jsonl and in
+        what is logged of a Step (loop/records.py) as the metric custom/NAME, in metrics.jsonl and in
         curves.png. If there are several devices, each has a Step of its own, and the mean over the
         questions of all devices is logged.
 """
@@ -11,27 +11,27 @@ from functools import partial
 from statistics import fmean
 
 from engine.base import ranks
-from engine.base.errors import call_own
-from engine.base.files import known_or_own
+from engine.base.errors import call_custom
+from engine.base.files import builtin_or_custom
 
 
 def load_metrics(path):
-    """measure(step) → {own/NAME: number}, the mean over the questions of all devices. path: of the
+    """measure(step) → {custom/NAME: number}, the mean over the questions of all devices. path: of the
     user's file, or None. Raises UserError if the file has no metrics."""
     if path is None:
         return lambda step: {}
-    return partial(measure, known_or_own(f"{path}:metrics", {}, "metrics", "--hooks"), path)
+    return partial(measure, builtin_or_custom(f"{path}:metrics", {}, "metrics", "--hooks"), path)
 
 
 def measure(metrics, path, step):
     numbers = []
     questions = step.rollout.questions
     if questions:  # else there is nothing to measure
-        returned = call_own(
+        returned = call_custom(
             metrics, f"--hooks {path}:metrics", "{name: number}",
             lambda found, step: len([*map(float, found.values())]) == len(found),
             copy.deepcopy(step))  # what it changes in it changes no log
-        numbers = [(f"own/{name}", float(number)) for name, number in returned.items()]
+        numbers = [(f"custom/{name}", float(number)) for name, number in returned.items()]
     of_each = {}
     for name, number in ranks.gather(numbers * len(questions)):
         of_each.setdefault(name, []).append(number)

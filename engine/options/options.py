@@ -118,7 +118,7 @@ class SamplingOptions(Sampling):
         None, "texts that end a completion, besides the end-of-sequence tokens, for a base model "
         "that writes on; rewards do not see them")
     sampler: str = option(
-        "ours", "ours is engine/model/sampler.py; or FILE.py:CLASS, one of your own "
+        "builtin", "builtin is engine/model/sampler.py; or FILE.py:CLASS, one of your own "
         "(examples/vllm_sampler.py:VLLM is vLLM)")
 
 
@@ -227,7 +227,7 @@ class EvaluationOptions:
     chat_template_kwargs: dict | None = option(None, "for the chat template, as JSON")
     stop: list[str] | None = option(None, "texts that end a completion, too")
     sampler: str = option(
-        "ours", "ours, or FILE.py:CLASS, one that is built on it (with a tool)")
+        "builtin", "builtin, or FILE.py:CLASS, one that is built on it (with a tool)")
     judge: str | None = option(
         None, "the reward by which a completion is right, as the first of train.py's --rewards; "
         "none: the benchmark's")

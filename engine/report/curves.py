@@ -52,7 +52,7 @@ def curves(folder, algorithm, measure, tested):
 def panels(figure, row, measure, below):
     """{metric: its panel in the figure}: the measure, those of PANELS, and the user's own metrics.
     row: the metrics of a step. below: what stands below the curves, in words."""
-    own = {name: name for name in row if name.startswith("own/")}
+    own = {name: name for name in row if name.startswith("custom/")}
     titles = {measure: f"{measure} of the samples"} | PANELS | own
     figure.set_size_inches(4.7 * len(titles), 5)
     axes = dict(zip(titles, figure.subplots(1, len(titles))))

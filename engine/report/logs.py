@@ -9,12 +9,12 @@ from engine.base import files, progress, ranks
 from engine.base.errors import UserError
 from engine.data.questions import fingerprint
 from engine.data.rows import same_rows
-from engine.model.networks import uses_ours
+from engine.model.networks import uses_builtin
 from engine.options.command_line import command, flat, words_from
 from engine.options.config import config_of, layers
 from engine.report.metrics import COUNTS, first_group, mean, phase_totals
 from engine.run import checkpoint
-from engine.run.folder import ANSWERS, own_files
+from engine.run.folder import ANSWERS, custom_files
 from tasks.table import task_of
 
 COMPARED = {"cppo": "grpo", "grpo": "cppo"}
@@ -248,9 +248,9 @@ def report(summary, config):
 def evaluated(config):
     """The command that evaluates a run. It names the Python files of the run's judge and sampler,
     because eval.py does not take them from run.json."""
-    own = own_files(flat(config))
-    if not uses_ours(config.sampling.sampler):
-        own["sampler"] = "ours"
+    own = custom_files(flat(config))
+    if not uses_builtin(config.sampling.sampler):
+        own["sampler"] = "builtin"
     return shlex.join(
         ["python", "eval.py", "--model", config.run.output_dir, *words_from(own)])
 

@@ -6,7 +6,7 @@ import torch
 
 from algorithms import ALGORITHMS
 from engine.base.progress import count, note
-from engine.model.networks import uses_ours
+from engine.model.networks import uses_builtin
 from engine.options.command_line import command, parser_of, read
 from engine.options.config import Config, algorithm_of
 from engine.run.plan import GB, USABLE, plan
@@ -34,7 +34,7 @@ def print_plan(options, notes, argv):
     if not torch.cuda.is_available():
         note("note: this machine has no GPU. The plan is for GPUs, of 80 GB if --plan names no "
              "size.")
-    if not uses_ours(options.sampler):
+    if not uses_builtin(options.sampler):
         note(f"note: --sampler {options.sampler} is counted as if it were the project's own. "
              "Memory that it keeps during the update is not counted.")
     if any(".py:" in word for word in options.rewards):
@@ -105,7 +105,7 @@ def changes(o, p):
         chosen["beta"] = 0.0
         yield "--beta 0", chosen, p.devices
     in_place = ""
-    if o.shard == "none" and uses_ours(o.sampler) and not ALGORITHMS[o.algorithm].critic:
+    if o.shard == "none" and uses_builtin(o.sampler) and not ALGORITHMS[o.algorithm].critic:
         in_place = ", in place of --lora 16"
         yield "--lora 16", chosen | {"lora": 16}, p.devices
     for devices in (2, 4, 8):

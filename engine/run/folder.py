@@ -93,7 +93,7 @@ def as_in_the_run(chosen):
     options = {name: run.get(name) for name in same} | {"run": run, "benchmark": [benchmark]}
     if benchmark in TASKS:
         del options["columns"]  # those of the table are known
-    missing = {name: word for name, word in own_files(run).items() if name not in chosen}
+    missing = {name: word for name, word in custom_files(run).items() if name not in chosen}
     if missing:
         words = shlex.join(words_from(missing))
         raise UserError(f"{found[0]}/run.json names Python files, and eval.py imports only those "
@@ -105,7 +105,7 @@ def as_in_the_run(chosen):
     return options | chosen
 
 
-def own_files(run):
+def custom_files(run):
     """{option of eval.py: FILE.py:NAME} of the Python files that judge and sample in an evaluation
     of a run. run: its options, {name: value}."""
     words = {"sampler": run["sampler"]}

@@ -16,7 +16,7 @@ there are no masters.
 `--shard full` divides the masters, the gradients, the optimizer and the reference by the number of
 devices. In place of the weights there are a copy to sample from, which has no memory during the
 update, and in the update the layers that are gathered at a time. PPO's critic is a second
-backbone that is trained. A sampler of the user's own is counted as if it were ours.
+backbone that is trained. A sampler of the user's own is counted as if it were the builtin one.
 
 The rest grows with the tokens. The plan takes the worst case: all prompts and completions are as
 long as allowed. A layer is that of a dense decoder with RMSNorm, a gated MLP and fused attention

@@ -16,7 +16,7 @@ from engine.model.networks import Networks, build
 from engine.options.config import Config
 from engine.run import checkpoint
 from engine.run.folder import how_to_resume, keep_options
-from engine.scoring.score import Reward, is_grade, is_own
+from engine.scoring.score import Reward, is_custom, is_grade
 from tasks.table import base_model
 
 BAD_UPDATES = 5  # the run ends after this many updates in a row that are not finite
@@ -174,7 +174,7 @@ class Run:
         function = self.reward_functions[0].function
         values = of_step.rollout.rewards[0].flatten().tolist()
         found = any(is_grade(function, value) for value in values)
-        if is_own(function) and any(ranks.gather([found])):
+        if is_custom(function) and any(ranks.gather([found])):
             self.show_rewards()
         if self.config.data.measure == "reward":
             of_step.metrics.update(accuracy=None, all_right=None, all_wrong=None)

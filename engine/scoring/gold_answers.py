@@ -4,7 +4,7 @@ import math
 import re
 
 from answers import changes_number, gold_answer, to_number
-from engine.scoring.score import is_grade, is_own, reward_columns, score, values_of
+from engine.scoring.score import is_custom, is_grade, reward_columns, score, values_of
 
 LOOKED_AT = 1_024  # gold answers that are judged before a run: all of the first command's
 BY_OWN = 64  # by a reward of the user's own, which may be slow
@@ -35,7 +35,7 @@ def notes_on_gold_answers(reward_functions, questions, numbers):
 
 def notes_on_lost(reward, rows):
     """[a sentence], if this reward can pay no completion for some of the rows."""
-    rows = rows[: BY_OWN if is_own(reward.function) else LOOKED_AT]
+    rows = rows[: BY_OWN if is_custom(reward.function) else LOOKED_AT]
     lost = []
     for row, won in zip(rows, winnable(reward, rows)):
         if not won:
@@ -65,13 +65,13 @@ def winnable(reward, rows):
     """
     gold_answers = [gold_answer(row["answer"]) for row in rows]
     won = [gold.lower() not in NO_ANSWERS for gold in gold_answers]
-    ours = not is_own(reward.function)
-    if ours and reward.name in NUMBERS_ONLY:
+    builtin = not is_custom(reward.function)
+    if builtin and reward.name in NUMBERS_ONLY:
         return [one and (to_number(gold) is not None or gold in OPTION)
                 for one, gold in zip(won, gold_answers)]
-    if ours and reward.name == "code_accuracy":  # each answer would be a program to run
+    if builtin and reward.name == "code_accuracy":  # each answer would be a program to run
         return won
-    if ours and reward.name == "math_accuracy":  # a unit may be left out
+    if builtin and reward.name == "math_accuracy":  # a unit may be left out
         gold_answers = [_number_alone(gold) for gold in gold_answers]
     paid = []
     for form in ("", *FORMS):
@@ -81,7 +81,7 @@ def winnable(reward, rows):
             return won
         paid.append(values)
     wins = [max(right) > nothing or math.isnan(nothing) for nothing, *right in zip(*paid)]
-    return [one and (win or not (ours or any(wins))) for one, win in zip(won, wins)]
+    return [one and (win or not (builtin or any(wins))) for one, win in zip(won, wins)]
 
 
 def _number_alone(gold):

@@ -17,7 +17,7 @@ from tqdm import tqdm
 import rewards
 from answers import after_thoughts, extract_answer, extract_code, last_number
 from engine.base.errors import UserError, with_place
-from engine.base.files import known_or_own
+from engine.base.files import builtin_or_custom
 from judges.mathematics import math_accuracy
 from judges.programs import code_accuracy, code_runs
 from tasks.table import task_of
@@ -58,7 +58,7 @@ def load_rewards(words, option="--rewards"):
             weight = math.nan
         if not math.isfinite(weight):  # nan and inf may be names of functions
             name, weight = word, 1.0
-        function = known_or_own(name, REWARDS, "reward", option)
+        function = builtin_or_custom(name, REWARDS, "reward", option)
         if name not in REWARDS:
             check_signature(f"{option} {name}", function)
             name, function = name.partition(":")[2], limited(function, TIMEOUT)
@@ -96,7 +96,7 @@ def accuracy_reward(reward_functions, dataset, eval_dataset):
     return REWARDS[task_of(eval_dataset).rewards[0]]
 
 
-def is_own(function):
+def is_custom(function):
     """Whether a reward is the user's own."""
     return function not in REWARDS.values()
 
@@ -104,7 +104,7 @@ def is_own(function):
 def is_grade(function, value):
     """Whether this value of a reward says more than right or wrong: the reward is the user's own,
     and the value is not 0, 1 or −1. NaN says nothing."""
-    return is_own(function) and value not in (-1, 0, 1) and not math.isnan(value)
+    return is_custom(function) and value not in (-1, 0, 1) and not math.isnan(value)
 
 
 def judged_alike(dataset, other):

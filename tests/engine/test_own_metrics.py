@@ -24,6 +24,6 @@ def test_each_device_counts_by_its_questions(tmp_path, monkeypatch):
     text = "def metrics(step): return {'x': 6 / len(step.rollout.questions)}"
     (tmp_path / "mine.py").write_text(text)
     measure = load_metrics(str(tmp_path / "mine.py"))
-    monkeypatch.setattr(ranks, "gather", lambda rows: [*rows, ("own/x", 6.0)])
-    assert measure(a_step(a_rollout([[0.0, 1.0]] * 3))) == {"own/x": 3.0}
-    assert measure(a_step(a_rollout(torch.zeros(1, 0, 2)))) == {"own/x": 6.0}
+    monkeypatch.setattr(ranks, "gather", lambda rows: [*rows, ("custom/x", 6.0)])
+    assert measure(a_step(a_rollout([[0.0, 1.0]] * 3))) == {"custom/x": 3.0}
+    assert measure(a_step(a_rollout(torch.zeros(1, 0, 2)))) == {"custom/x": 6.0}

@@ -102,7 +102,7 @@ def test_the_command_after_ctrl_c_is_whole(small, tmp_path, monkeypatch, capsys)
 
 def test_another_benchmark_takes_neither_the_judge_nor_the_columns_of_a_run(tmp_path):
     options = {"dataset": "gsm8k", "eval_dataset": "math500", "rewards": ["gsm8k_accuracy"],
-               "sampler": "ours", "max_new_tokens": 7, "columns": ["question=q"]}
+               "sampler": "builtin", "max_new_tokens": 7, "columns": ["question=q"]}
     written(tmp_path / "run.json", [options])
     found = as_in_the_run({"model": str(tmp_path / "checkpoint-000001")})
     assert found["benchmark"] == ["math500"] and found["max_new_tokens"] == 7
@@ -113,7 +113,7 @@ def test_another_benchmark_takes_neither_the_judge_nor_the_columns_of_a_run(tmp_
 
 @pytest.mark.parametrize("own, sampler", [
     ("my_tool.py:WithCalculator", f"{ROOT}/examples/my_tool.py:WithCalculator"),
-    ("my_sampler.py:Generate", "ours"),
+    ("my_sampler.py:Generate", "builtin"),
 ])
 def test_a_run_with_a_sampler_of_ones_own_is_evaluated_with_it_if_it_is_built_on_ours(
     own, sampler, tmp_path
@@ -125,5 +125,5 @@ def test_a_run_with_a_sampler_of_ones_own_is_evaluated_with_it_if_it_is_built_on
 
 
 def test_a_sampler_that_is_not_built_on_ours_is_refused():
-    with pytest.raises(UserError, match="Generate is not built on .* write --sampler ours"):
+    with pytest.raises(UserError, match="Generate is not built on .* write --sampler builtin"):
         evaluation.check({"sampler": f"{ROOT}/examples/my_sampler.py:Generate"})

@@ -68,7 +68,7 @@ def test_what_the_contract_allows_passes(parts):
 
 
 def test_a_class_that_is_no_sampler_is_refused(monkeypatch):
-    monkeypatch.setattr(networks, "known_or_own", lambda *_: my_sampler.Generate)
+    monkeypatch.setattr(networks, "builtin_or_custom", lambda *_: my_sampler.Generate)
     networks.sampler_class("x.py:A")
     monkeypatch.delattr(my_sampler.Generate, "check")
     with pytest.raises(UserError, match="x.py:A lacks check or sample: engine/model/"):

@@ -60,7 +60,7 @@ def mine(tmp_path):
     """A user's file, which imports the file beside it."""
     (tmp_path / "neighbour.py").write_text("two = 2.0")
     (tmp_path / "mine.py").write_text(MINE)
-    files.own_module.cache_clear()  # another test may have had a mine.py in its folder
+    files.custom_module.cache_clear()  # another test may have had a mine.py in its folder
     return str(tmp_path / "mine.py")
 
 

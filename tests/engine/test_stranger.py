@@ -86,7 +86,7 @@ def test_an_evaluation_says_all_that_is_missing_and_takes_what_the_command_line_
     both = f"add --sampler={folder}/code.py:planted --judge={folder}/code.py:planted, or"
     with pytest.raises(UserError, match=both):
         evaluation.main(words)
-    words += ["--sampler", "ours"]
+    words += ["--sampler", "builtin"]
     with pytest.raises(UserError, match=f"add --judge={folder}/code.py:planted, or"):
         evaluation.main(words)
     evaluation.main([*words, "--judge", "toy_accuracy"])

@@ -34,7 +34,7 @@ def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, cap
 def fake_run(folder, verdicts, steps=30, algorithm="cppo", questions="?"):
     """A finished run that answered its test questions with these verdicts."""
     usual = {"questions": 4, "completions": 64, "length": 9.0, "entropy": None,
-             "seconds/total": 3.5, "own/x": None}
+             "seconds/total": 3.5, "custom/x": None}
     rows = [usual | {"step": step, "accuracy": step / steps} for step in range(1, steps + 1)]
     answers = [{"setting": {"model": folder, "judge": "toy_accuracy"}}]
     answers += [{"part": part, "index": i, "question": f"{i}{questions}", "correct": verdict}
@@ -68,7 +68,7 @@ def test_runs_are_compared_by_their_test_questions_and_by_the_clock(tmp_path, mo
     for ends, label in (([105, 35], "seconds of training"), ([1920, 640], "completions")):
         figure, path = drawn.pop(0)
         accuracy, *_, own = figure.axes
-        assert accuracy.get_xlabel() == label and own.get_title() == "own/x" and not own.lines
+        assert accuracy.get_xlabel() == label and own.get_title() == "custom/x" and not own.lines
         assert [line.get_xdata()[-1] for line in accuracy.lines] == ends
         assert [line.get_color() for line in accuracy.lines] == [curves.CPPO, curves.GRPO]
     assert path == Path("new/compared.png")
