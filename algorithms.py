@@ -218,13 +218,13 @@ class Row:
     # what the loss takes besides, (N, T) each: "entropy", "sampled_logp". Only these are handed in
     wants: tuple[str, ...] = ()
     # of the options that only some rows allow
-    allowed_options: tuple[str, ...] = ("keep", "pruning_rate", "allocation", "shortest_prefix")
+    allowed_options: tuple[str, ...] = ("keep", "pruning_rate", "allocation", "min_prefix")
 
 
 grpo = Row(
     grpo_loss, sequence_mean, beta=0.04, clip_low=0.2, clip_high=0.2,
     words="(·: as in this row)")
-# rows whose loss looks at the whole completion: their options have no --shortest_prefix
+# rows whose loss looks at the whole completion: their options have no --min_prefix
 WHOLE = ("keep", "pruning_rate", "allocation")
 gspo = Row(
     gspo_loss, sequence_mean, clip_low=3e-4, clip_high=4e-4, minibatches=4,
@@ -269,7 +269,7 @@ ALGORITHMS = {
         gspo, loss=partial(gspo_loss, token_level=True), words="GSPO, A may differ by token"),
     "gfpo": gfpo,
     "gfpo_adaptive": replace(
-        gfpo, pruning_rate=0.0, ks=(4, 6, 8, 8), allowed_options=("keep", "shortest_prefix"),
+        gfpo, pruning_rate=0.0, ks=(4, 6, 8, 8), allowed_options=("keep", "min_prefix"),
         words="GFPO, k by difficulty"),
     "gdpo": replace(
         grpo, advantages=gdpo_advantages, over_all_devices=True,
@@ -315,9 +315,9 @@ class Algorithm(Row):
 
     # what a run adds to its row; None: off
     target_kl: float | None  # end the updates on a batch when KL(π_old ‖ π_θ) exceeds this
-    importance_weights: Callable | None  # of family/tis.py
-    shortest_prefix: float | None  # NAT: train on a prefix of at least this share
-    overlong_cache: int | None  # DAPO: the penalty grows over this many last tokens
+    sampler_correction: Callable | None  # of family/tis.py
+    min_prefix: float | None  # NAT: train on a prefix of at least this share
+    overlong_buffer: int | None  # DAPO: the penalty grows over this many last tokens
     mask_truncated: bool  # do not train on completions that are cut off
 
     def keep_completions(self, rollout, advantages):
@@ -379,13 +379,13 @@ def advantages_over_kept(algorithm, rollout, kept):
 
 
 def resolve(
-    name, *, keep=None, questions_per_step=1, target_kl=None, importance_weights=None,
-    shortest_prefix=None, overlong_cache=None, mask_truncated=False, **changed,
+    name, *, keep=None, questions_per_step=1, target_kl=None, sampler_correction=None,
+    min_prefix=None, overlong_buffer=None, mask_truncated=False, **changed,
 ):
     """The Algorithm of a run: the row `name` with the options of the run.
 
     keep: a name of KEEP, or a function. questions_per_step: B of a device, before allocation.
-    importance_weights: a name of CORRECTIONS. changed: fields of the row; None: the row's own.
+    sampler_correction: a name of CORRECTIONS. changed: fields of the row; None: the row's own.
     Raises AssertionError if the pruning rate keeps nothing.
     """
     row = ALGORITHMS[name]
@@ -404,8 +404,8 @@ def resolve(
     filters = getattr(row.keep, "func", None) is keep_smallest
     return Algorithm(
         **vars(row), name=name, k=k, questions_per_step=B, over_kept=filters or rule in OVER_KEPT,
-        target_kl=target_kl, importance_weights=CORRECTIONS.get(importance_weights),
-        shortest_prefix=shortest_prefix, overlong_cache=overlong_cache,
+        target_kl=target_kl, sampler_correction=CORRECTIONS.get(sampler_correction),
+        min_prefix=min_prefix, overlong_buffer=overlong_buffer,
         mask_truncated=mask_truncated)
 
 

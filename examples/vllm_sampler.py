@@ -4,7 +4,7 @@
 
 vLLM runs inside the training process: one engine per rank, on the rank's own device. It has its own
 copy of the weights, which `refresh` overwrites. It computes with other kernels than the trainer, so
-its log-probabilities differ a little from the trainer's: `--importance_weights` corrects for that.
+its log-probabilities differ a little from the trainer's: `--sampler_correction` corrects for that.
 
 vLLM takes 0.3 of a GPU's memory and keeps it during the update. To change this, write a file of
 your own, for example runs/mine.py, and add `--sampler runs/mine.py:Small`:

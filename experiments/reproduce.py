@@ -209,8 +209,8 @@ TABLES["group"] = Table(
 methods = {name: own(name) for name in ALGORITHMS}
 methods["2grpo"] = own("2grpo", group_size=2, questions_per_step=32)._replace(passes=8)
 methods["gspo + cppo"] = own("gspo", keep="largest_abs")
-methods["grpo + nat"] = own("grpo", shortest_prefix=0.0)
-methods["cppo + nat"] = own("cppo", shortest_prefix=0.0)
+methods["grpo + nat"] = own("grpo", min_prefix=0.0)
+methods["cppo + nat"] = own("cppo", min_prefix=0.0)
 TABLES["family"] = Table(
     "The family", 1024, methods,
     {"sampled": "21 of 22 methods end within 0.05", "length": "They think as long …",

@@ -10,7 +10,7 @@ clipped ratio only as a weight, and stops its gradient. So every token keeps a g
 sg stops the gradient. The advantages are GRPO's. There is no KL term. The paper sets no lower bound
 (here ε_low is 1, because no ratio is below 0). It does not give ε_high. Here ε_high is 4, so the
 largest weight is 5, which ScaleRL recommends (2510.13786, as cited by TRL). The paper also uses
-DAPO's dynamic sampling, and its length penalty: --overlong_cache.
+DAPO's dynamic sampling, and its length penalty: --overlong_buffer.
 """
 
 from grpo import importance_ratio, surrogate_loss

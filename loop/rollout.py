@@ -24,13 +24,13 @@ def sample_and_score(parts, questions, rng, clock, so_far=FIRST_STEP, more=None)
         rollout = sample_batch(questions)
     if algorithm.mask_truncated:
         rollout = replace(rollout, trainable=rollout.trainable & ~rollout.truncated)
-    if algorithm.overlong_cache:
+    if algorithm.overlong_buffer:
         rollout = with_overlong_penalty(
-            rollout, parts.sampling.max_new_tokens, algorithm.overlong_cache)
-    if algorithm.shortest_prefix is not None:
+            rollout, parts.sampling.max_new_tokens, algorithm.overlong_buffer)
+    if algorithm.min_prefix is not None:
         # a seed of its own: a rule draws from rollout.seed
         seed = rng.getrandbits(62) + ranks.rank()
-        rollout = with_prefixes(rollout, algorithm.shortest_prefix, seed)
+        rollout = with_prefixes(rollout, algorithm.min_prefix, seed)
     return rollout
 
 

@@ -34,9 +34,9 @@ class Limits:
 
 
 # metrics that are means over tokens; each token has its weight in the loss
-MEANS = ("kl", "kl_old", "clip_fraction", "ratio_mean", "entropy_trained", "sampler_gap")
+MEANS = ("kl", "approx_kl", "clip_fraction", "ratio_mean", "entropy_trained", "sampler_logp_diff")
 LOSSES = ("loss", "value_loss")  # sums that are logged as they are
-MAXIMA = ("ratio_max", "sampler_gap_max")
+MAXIMA = ("ratio_max", "sampler_logp_diff_max")
 # what the logs hold after a step without an update
 NO_UPDATE = dict.fromkeys(("loss", *MEANS, *MAXIMA, "grad_norm")) | {"skipped_updates": 0}
 
@@ -63,7 +63,7 @@ def update(networks, minibatches, algorithm, limits):
     for minibatch in minibatches * algorithm.mu:
         stats, norms = gradient(networks, minibatch, algorithm, limits)
         history.append(stats)
-        if algorithm.target_kl is not None and stats["kl_old"] > algorithm.target_kl:
+        if algorithm.target_kl is not None and stats["approx_kl"] > algorithm.target_kl:
             break
         skipped.append(not all(map(math.isfinite, [stats["loss"], *norms])))
         for network, norm in zip(networks.optimized_networks, norms):
@@ -139,8 +139,8 @@ def learn_policy(policy, batch, mask, algorithm, sums):
     # if the sampler did not report a token (NaN), its ratio is 1
     sampled_logp = torch.where(sampled_logp.isnan(), old_logp, sampled_logp)
     weights = batch.weights
-    if algorithm.importance_weights:
-        weights = weights * algorithm.importance_weights(old_logp, sampled_logp, mask)
+    if algorithm.sampler_correction:
+        weights = weights * algorithm.sampler_correction(old_logp, sampled_logp, mask)
     known = {"entropy": entropy, "sampled_logp": sampled_logp}
     wanted = {name: known[name] for name in algorithm.wants}
     loss, stats = algorithm.loss(
@@ -172,15 +172,15 @@ def measure(batch, mask, logp, entropy, stats):
         name = name if name in (*MEANS, *MAXIMA) else f"custom/{name}"  # it replaces no metric
         measured[name] = x if name in MAXIMA else x * total
     # kl_k3(p, q) estimates KL(p ‖ q) from samples of p. Here p is π_old, which sampled
-    kl_old = kl_k3(batch.old_logp, logp)
+    approx_kl = kl_k3(batch.old_logp, logp)
     # after a random prefix (NAT) only the sampler has a log-probability
     gap = (batch.old_logp - batch.sampled_logp).abs().masked_fill(~mask, 0.0)
-    measured["kl_old"] = (weights * kl_old).sum()
+    measured["approx_kl"] = (weights * approx_kl).sum()
     measured["entropy_trained"] = (weights * entropy).sum()
-    measured["sampler_gap"] = (weights * gap).sum()
+    measured["sampler_logp_diff"] = (weights * gap).sum()
     measured["weight"] = total
     if gap.numel():
-        measured["sampler_gap_max"] = gap.max()
+        measured["sampler_logp_diff_max"] = gap.max()
     return measured
 
 

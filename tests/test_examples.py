@@ -118,7 +118,7 @@ VLLM = pytest.param("vllm_sampler.py:VLLM", marks=[pytest.mark.slow, pytest.mark
 @pytest.mark.parametrize("own", ["my_sampler.py:Generate", VLLM])
 def test_a_run_takes_a_sampler_of_ones_own(own, tmp_path):
     """Its log-probabilities are the trainer's, also after an update: with old weights the gap would
-    be about `kl_old`."""
+    be about `approx_kl`."""
     torch.manual_seed(0)
     tokenizer = toy_model.make_tokenizer()
     config = toy_model.make_config(tokenizer)
@@ -130,8 +130,8 @@ def test_a_run_takes_a_sampler_of_ones_own(own, tmp_path):
              "--rewards", "examples/my_reward.py:brevity", "--dtype", "float32"]
     assert train.main([*words, "--steps", "2", "--output_dir", f"{tmp_path}/run"]) == 0
     first, second = files.read(tmp_path / "run/metrics.jsonl")
-    assert first["kl_old"] > 1e-2
-    assert first["sampler_gap_max"] < 1e-3 and second["sampler_gap_max"] < 1e-3
+    assert first["approx_kl"] > 1e-2
+    assert first["sampler_logp_diff_max"] < 1e-3 and second["sampler_logp_diff_max"] < 1e-3
     with pytest.raises(UserError, match="leave out --lora"):
         train.main([*words, "--lora", "4"])
 

@@ -17,7 +17,7 @@ from engine.model.loading import load_model
 from engine.model.logprobs import Policy, completion_mask
 from engine.model.sampler import Sampler
 from engine.model.sampler_interface import Sampling
-from engine.report.metrics import calls
+from engine.report.metrics import tool_calls
 from examples.my_tool import WithCalculator, answer_call, calculate
 from experiments.library import toy_model
 from loop.records import Parts
@@ -76,7 +76,7 @@ def test_the_base_calls_in_a_third_of_its_texts(base, questions):
     sampler = WithCalculator(Sampler(model, tokenizer), tokenizer, ROOM)
     prompts = [question["prompt"] for question in questions]
     drawn = sampler.sample(prompts, 8, ROOM, seed=5)
-    assert 0.2 < (calls(drawn.mask) > 0).float().mean() < 0.5
+    assert 0.2 < (tool_calls(drawn.mask) > 0).float().mean() < 0.5
     rows = [prompt for prompt in prompts for _ in range(8)]
     with torch.no_grad():
         logp = completion_logprobs(model, rows, drawn.tokens, drawn.mask)
@@ -88,7 +88,7 @@ def test_the_base_calls_in_a_third_of_its_texts(base, questions):
     assert len(found) > 50 and all(calculate(call) == result for call, result in found)
     by_tool = drawn.tokens[~drawn.mask & completion_mask(drawn.tokens, drawn.lengths)]
     assert set(tokenizer.decode(by_tool)) <= set("<result>/0123456789-?")
-    assert calls(some.mask).sum() > 3
+    assert tool_calls(some.mask).sum() > 3
     assert some.texts(tokenizer) == texts[24:32] + texts[136:144]
     assert len(sampler.sample([], 8, ROOM, seed=5).tokens) == 0  # a rank without a question
 
@@ -123,14 +123,14 @@ def test_only_the_tokens_of_the_policy_are_trained_on_and_counted(base, question
     surprise = -drawn.logp[drawn.mask].sum() / n.sum()
     assert metrics["entropy"] == pytest.approx(surprise.item(), rel=1e-4)
     # the sampler has read the tool's answers, and so has the scorer
-    assert metrics["sampler_gap_max"] < 1e-3 < metrics["grad_norm"]
+    assert metrics["sampler_logp_diff_max"] < 1e-3 < metrics["grad_norm"]
 
 
 def test_the_tokens_of_a_tool_count_as_length_and_a_call_ends_where_the_policy_writes_on():
     """Of 6 tokens at most: 5 in all, and 3 because it was cut off within a result."""
     mask = torch.tensor([[1, 1, 0, 0, 1, 0], [1, 1, 1, 0, 0, 0]]).bool()
     rollout = a_rollout([[1.0, 1]], [[3, 3]], mask=mask, truncated=torch.tensor([[False, True]]))
-    assert calls(mask).tolist() == [1, 0]
+    assert tool_calls(mask).tolist() == [1, 0]
     assert with_overlong_penalty(rollout, 6, 4).rewards[-1].tolist() == [[-0.75, -1]]
 
 
@@ -139,7 +139,7 @@ def test_a_run_and_its_evaluation_call_the_tool(tmp_path):
     train.main([*task, "--dataset", "toy_tool", "--questions_per_step", "2", "--steps", "1",
                 "--eval_questions", "16", "--output_dir", str(tmp_path)])
     [row] = files.read(tmp_path / "metrics.jsonl")
-    assert row["calls"] > 0.2 and "<result>" in (tmp_path / "samples.jsonl").read_text()
+    assert row["tool_calls"] > 0.2 and "<result>" in (tmp_path / "samples.jsonl").read_text()
 
     evaluation.main(
         [*task, "--model", str(tmp_path), "--benchmark", "toy_tool", "--questions", "16"])

@@ -100,7 +100,7 @@ def test_every_pass_is_made_for_the_kept_only_at_the_temperature_of_the_sampler(
     k = resolve(algorithm, group_size=8).k
     assert (metrics["questions"], metrics["completions"], metrics["kept"]) == (4, 32, 4 * k)
     assert [(len(batch.prompts), T) for batch, T in noted] == [(4 * k, 0.7)] * passes
-    assert metrics["sampler_gap_max"] < 1e-3
+    assert metrics["sampler_logp_diff_max"] < 1e-3
     assert (metrics["tokens_trained"] < metrics["tokens_generated"]) == (k < 8)
     kept = [i for i, row in enumerate(sample["completions"]) if row["kept"]]
     advantages = torch.tensor([[row["advantage"] for row in sample["completions"]]])
@@ -112,10 +112,10 @@ def test_a_step_on_random_prefixes_computes_only_these(step_inputs, monkeypatch,
     options = {"group_size": 8, "micro_batch_tokens": 10**6, "pruning_rate": 0.5, "mu": 1}
     whole = run_step(copy.deepcopy(step_inputs), [number_of_digits], **options).metrics
     noted = noted_passes(monkeypatch)
-    metrics = run_step(step_inputs, [number_of_digits], shortest_prefix=share, **options).metrics
+    metrics = run_step(step_inputs, [number_of_digits], min_prefix=share, **options).metrics
     assert metrics["kept"] == whole["kept"]
     assert metrics["tokens_generated"] == whole["tokens_generated"]
-    assert metrics["sampler_gap_max"] < 1e-3
+    assert metrics["sampler_logp_diff_max"] < 1e-3
     # the reference and the update
     assert {batch.mask.sum().item() for batch, _ in noted} == {metrics["tokens_trained"]}
     trained = metrics["tokens_trained"] / whole["tokens_trained"]
@@ -143,7 +143,7 @@ def test_the_sampler_a_rule_and_the_prefixes_draw_from_streams_of_their_own(
     monkeypatch.setattr(Sampler, "sample", sample)
     monkeypatch.setattr(rollout_module, "with_prefixes", with_prefixes)
     monkeypatch.setattr(ranks, "world_size", lambda: 2)
-    algorithm = resolve("cppo", shortest_prefix=0.5, group_size=4)
+    algorithm = resolve("cppo", min_prefix=0.5, group_size=4)
     for rank in (0, 1):
         monkeypatch.setattr(ranks, "rank", partial(int, rank))
         parts = Parts(networks, algorithm, named(ones), Sampling(4), limits=None)
@@ -166,10 +166,10 @@ def test_tokens_that_the_sampler_did_not_report_are_counted(step_inputs, monkeyp
     monkeypatch.setattr(Sampler, "sample", sample)
     metrics = make().metrics
     assert everything.metrics["tokens_without_logp"] == 0 and metrics["tokens_without_logp"] == 33
-    for name in ("entropy", "group_gap", "sampler_gap", "sampler_gap_max", "loss", "grad_norm"):
+    for name in ("entropy", "mixed_groups", "sampler_logp_diff", "sampler_logp_diff_max", "loss", "grad_norm"):
         assert math.isfinite(metrics[name]), name
     assert metrics["grad_norm"] == everything.metrics["grad_norm"]
-    assert metrics["entropy"] > 0 and metrics["sampler_gap_max"] < 1e-3
+    assert metrics["entropy"] > 0 and metrics["sampler_logp_diff_max"] < 1e-3
 
 
 def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(
@@ -192,7 +192,7 @@ def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(
     # 4 gave 2, then 2 gave 1, then one question at a time gave none
     assert asked == [2, 1, 1, 1] and metrics["rollouts"] == 5
     assert (metrics["questions"], metrics["completions"], metrics["kept"]) == (9, 36, 12)
-    assert metrics["no_signal"] == pytest.approx(6 / 9)
+    assert metrics["frac_reward_zero_std"] == pytest.approx(6 / 9)
     assert "all equal after sampling 5 times: 1." in capsys.readouterr().out
     # mini-batches follow the order of all rollouts: the second, the fourth, the second again
     prompts = [questions[i]["prompt"] for i in (1, 3, 1) for _ in range(4)]
@@ -209,7 +209,7 @@ def test_no_signal_is_the_share_of_groups_whose_advantages_are_all_0(step_inputs
     """The completions that GFPO keeps here are right, so nothing is compared."""
     options = {"keep": "efficiency", "group_size": 4}
     step = run_step(step_inputs, [every_second_is_right], "gfpo", **options)
-    assert step.metrics["no_signal"] == 1
+    assert step.metrics["frac_reward_zero_std"] == 1
 
 
 def test_a_group_without_signal_is_replaced_and_left_out_whatever_else_changes_the_rollout(
@@ -217,7 +217,7 @@ def test_a_group_without_signal_is_replaced_and_left_out_whatever_else_changes_t
 ):
     """Dynamic sampling goes by the rewards before the overlong penalty. A completion that is not
     cut off is still left out if its group has no signal."""
-    options = {"group_size": 4, "max_new_tokens": 8, "overlong_cache": 7, "mask_truncated": True,
+    options = {"group_size": 4, "max_new_tokens": 8, "overlong_buffer": 7, "mask_truncated": True,
                "max_rollouts": 2}
     step = run_step(only_first(step_inputs), [ones], "dapo", number=2, **options)
     metrics = step.metrics
@@ -228,7 +228,7 @@ def test_a_group_without_signal_is_replaced_and_left_out_whatever_else_changes_t
 
 def test_truncated_completions_are_left_out_but_count_in_their_group(step_inputs, monkeypatch):
     given = noted_updates(monkeypatch)
-    options = {"group_size": 8, "max_new_tokens": 8, "mask_truncated": True, "overlong_cache": 4}
+    options = {"group_size": 8, "max_new_tokens": 8, "mask_truncated": True, "overlong_buffer": 4}
     step = run_step(step_inputs, [number_of_digits], "grpo", number=2, **options)
     metrics = step.metrics
     assert 0 < metrics["kept"] == round(32 * (1 - metrics["truncated"])) < 32
@@ -279,7 +279,7 @@ def test_ppos_critic_learns_from_equal_rewards_and_the_kl_is_in_its_rewards(step
     options = {"group_size": 4, "lam": 1.0, "lr": 0.0, "reference": reference}
     free, bound = (run_step(step_inputs, [ones], "ppo", beta=beta, **options).metrics
                    for beta in (0.0, 0.1))
-    assert free["no_signal"] == 1 and free["value_loss"] == pytest.approx(0.5)
+    assert free["frac_reward_zero_std"] == 1 and free["value_loss"] == pytest.approx(0.5)
     assert bound["kl"] > 0 == free["kl"] and abs(bound["value_loss"] - 0.5) > 0.01
 
 
@@ -345,7 +345,7 @@ def test_a_reference_a_critic_and_the_past_survive_a_resume(
         kls = [row["kl"] for row in rows]
         assert kls[0] == 0 < min(kls[1:])
         # policy and reference have the sampler's temperature
-        assert max(row["sampler_gap_max"] for row in rows) < 1e-3
+        assert max(row["sampler_logp_diff_max"] for row in rows) < 1e-3
 
 
 @pytest.mark.slow

@@ -123,7 +123,7 @@ def test_the_first_ratio_is_1_and_the_first_loss_0_but_not_its_gradient(six):
     stats = updated(model, sgd(model, 0.0), [batch], resolve("drgrpo", mu=1), limits=limits)
     assert stats["loss"] == pytest.approx(0, abs=1e-6) and stats["grad_norm"] > 1e-3
     assert stats["ratio_max"] == 1 and stats["ratio_mean"] == pytest.approx(1)
-    assert stats["clip_fraction"] == stats["sampler_gap"] == stats["kl_old"] == 0
+    assert stats["clip_fraction"] == stats["sampler_logp_diff"] == stats["approx_kl"] == 0
     # neither gradients nor graphs take up memory
     assert all(p.grad is None for p in model.parameters())
     assert not batch.old_logp.requires_grad
@@ -141,7 +141,7 @@ def test_no_micro_batch_reads_anything_off_the_device(six, name, correction, mon
     minibatch = Batch(batch.prompts, mask=batch.mask, **on_device)
     minibatch.ref_logp = minibatch.weights = torch.zeros(batch.tokens.shape, device="meta")
     sums = accumulate(
-        Networks(Policy(model), None), minibatch, resolve(name, importance_weights=correction),
+        Networks(Policy(model), None), minibatch, resolve(name, sampler_correction=correction),
         Limits(micro_batch_tokens=30))
     assert all(x.is_meta for x in [*sums.sums.values(), *sums.maxima.values()])
     assert all(p.grad is not None for p in model.parameters())
@@ -251,8 +251,8 @@ def test_the_logs_tell_the_distances_and_the_entropy_as_means_over_completions(s
         six, resolve("grpo", mu=1, beta=0.0), limits=Limits(micro_batch_tokens=30),
         old_logp=logp + 0.5 * batch.mask, sampled_logp=logp + 0.75 * batch.mask)
     # r = π_θ / π_old, samples of π_old
-    assert stats["kl_old"] == pytest.approx(math.exp(-0.5) + 0.5 - 1, rel=1e-5)
-    assert [stats["sampler_gap"], stats["sampler_gap_max"]] == pytest.approx([0.25, 0.25])
+    assert stats["approx_kl"] == pytest.approx(math.exp(-0.5) + 0.5 - 1, rel=1e-5)
+    assert [stats["sampler_logp_diff"], stats["sampler_logp_diff_max"]] == pytest.approx([0.25, 0.25])
     entropy = ((entropies * batch.mask).sum(1) / batch.mask.sum(1)).mean().item()
     assert stats["entropy_trained"] == pytest.approx(entropy, rel=1e-5)
 
@@ -272,7 +272,7 @@ def test_a_sampler_that_computes_otherwise_is_corrected_in_the_weights(six, corr
     factors = torch.tensor([factor(n) for n in lengths])
 
     def weights(advantages, correction):
-        algorithm = resolve("grpo", mu=1, beta=0.0, importance_weights=correction)
+        algorithm = resolve("grpo", mu=1, beta=0.0, sampler_correction=correction)
         after, _ = after_update(
             six, algorithm, advantages=advantages, old_logp=old_logp,
             sampled_logp=old_logp - 0.9 * batch.mask)

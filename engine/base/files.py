@@ -91,8 +91,8 @@ def builtin_or_custom(word, known, kind, option):
     """The function or class that `word` names: one of `known`, {name: function}, or that of the
     user's own file, FILE.py:NAME.
 
-    kind: what it is, for the error message. option: as for `custom_module`. Raises UserError if there
-    is no such function.
+    kind: what it is, for the error message. option: as for `custom_module`. Raises UserError if
+    there is no such function.
     """
     if word in known:
         return known[word]

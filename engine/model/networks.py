@@ -31,8 +31,8 @@ warnings.filterwarnings("ignore", "Already found a `peft_config` attribute")
 
 
 def sampler_class(word):
-    """The class that `--sampler` names, "builtin" or FILE.py:CLASS. sampler_interface.py says what it
-    has."""
+    """The class that `--sampler` names: "builtin" or FILE.py:CLASS. sampler_interface.py says what
+    it has."""
     kind = builtin_or_custom(word, {"builtin": Sampler}, "sampler", "--sampler")
     if not (hasattr(kind, "check") and hasattr(kind, "sample")):
         raise UserError(f"--sampler {word} lacks check or sample: "

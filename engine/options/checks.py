@@ -27,9 +27,9 @@ def check_options(o):
     if o.check_rewards and o.plan is not None:
         raise UserError("--plan and --check_rewards are two programs in place of training: leave "
                         "out one of them.")
-    if o.overlong_cache and o.overlong_cache > o.max_new_tokens:
-        raise UserError(f"--overlong_cache must lie in 1 … --max_new_tokens ({o.max_new_tokens}), "
-                        f"not {o.overlong_cache}.")
+    if o.overlong_buffer and o.overlong_buffer > o.max_new_tokens:
+        raise UserError(f"--overlong_buffer must lie in 1 … --max_new_tokens ({o.max_new_tokens}), "
+                        f"not {o.overlong_buffer}.")
     names = [o.dataset, o.eval_dataset or o.dataset]
     for name in names:
         check_dataset(name, o.model)
@@ -51,14 +51,14 @@ def check_algorithm(o):
     """Refuse options that the algorithm does not take, and a pruning rule that does not fit it."""
     name, keep, row = o.algorithm, o.keep, ALGORITHMS[o.algorithm]
     usual = rule_name(row.keep)
-    of_row = vars(row) | {"keep": usual, "shortest_prefix": None}
+    of_row = vars(row) | {"keep": usual, "min_prefix": None}
     for option in Row.allowed_options:  # all that some row allows
         if getattr(o, option) != of_row[option] and option not in row.allowed_options:
             raise UserError(f"--{option} does not fit {name}: leave it out, or take another "
                             "--algorithm.")
-    if o.shortest_prefix is not None and str(o.importance_weights).startswith("sequence"):
-        raise UserError(f"--importance_weights {o.importance_weights} needs the whole completion: "
-                        "leave out --shortest_prefix, or take a token_ correction.")
+    if o.min_prefix is not None and str(o.sampler_correction).startswith("sequence"):
+        raise UserError(f"--sampler_correction {o.sampler_correction} needs the whole completion: "
+                        "leave out --min_prefix, or take a token_ correction.")
     other_kind = usual != "all" and (keep in OVER_KEPT) != (usual in OVER_KEPT)
     own_metric = usual == FILTER and keep not in KEEP
     if other_kind and not own_metric or row.ks and keep == "max_variance":

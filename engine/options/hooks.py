@@ -1,8 +1,8 @@
 """--hooks FILE.py: a file of the user's own whose function `metrics` a run asks at each step.
 
     metrics(step) → {name: number}
-        what is logged of a Step (loop/records.py) as the metric custom/NAME, in metrics.jsonl and in
-        curves.png. If there are several devices, each has a Step of its own, and the mean over the
+        what is logged of a Step (loop/records.py) as the metric custom/NAME, in metrics.jsonl and
+        in curves.png. If there are several devices, each has a Step of its own, and the mean over the
         questions of all devices is logged.
 """
 
@@ -16,8 +16,8 @@ from engine.base.files import builtin_or_custom
 
 
 def load_metrics(path):
-    """measure(step) → {custom/NAME: number}, the mean over the questions of all devices. path: of the
-    user's file, or None. Raises UserError if the file has no metrics."""
+    """measure(step) → {custom/NAME: number}, the mean over the questions of all devices. path: of
+    the user's file, or None. Raises UserError if the file has no metrics."""
     if path is None:
         return lambda step: {}
     return partial(measure, builtin_or_custom(f"{path}:metrics", {}, "metrics", "--hooks"), path)

@@ -1,4 +1,5 @@
-"""Options of TRL and verl, and what to write here. docs/names.md says more about each."""
+"""Options of TRL and verl, and earlier names, and what to write here. docs/names.md says more about
+each."""
 
 NAMES = {  # what to write here: its names there, verl's without the prefix actor_rollout_ref.
     "--group_size": "num_generations rollout.n",
@@ -25,7 +26,10 @@ NAMES = {  # what to write here: its names there, verl's without the prefix acto
         "algorithm.filter_groups",
     "--algorithm deepseek_v32": "use_bias_correction_kl off_policy_mask_threshold",
     "--mask_truncated": "mask_truncated_completions",
-    "--importance_weights":
+    "--min_prefix": "shortest_prefix",  # an earlier name, as two more below
+    "--overlong_buffer": "overlong_cache",
+    "--sampler_correction":
+        "importance_weights "
         "vllm_importance_sampling_mode vllm_importance_sampling_clip_max "
         "vllm_importance_sampling_clip_min algorithm.rollout_correction.rollout_is "
         "algorithm.rollout_correction.rollout_is_threshold",

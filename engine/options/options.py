@@ -86,13 +86,13 @@ class RowOptions:
     # added to the row; None: off
     target_kl: float | None = option(
         None, "end the updates on a batch when KL(π_old ‖ π_θ) exceeds this", limits="(0, ∞)")
-    importance_weights: str | None = option(
+    sampler_correction: str | None = option(
         None, "correct for a sampler that computes otherwise: by the ratio π_old / π_sampler of "
         "each token or of the completion, truncated or masked", choices=tuple(CORRECTIONS))
-    shortest_prefix: float | None = option(
+    min_prefix: float | None = option(
         None, "NAT: train on a random prefix of each completion, which has at least this share of "
         "it", limits="[0, 1]")
-    overlong_cache: int | None = option(
+    overlong_buffer: int | None = option(
         None, "DAPO: a penalty grows from 0 to −1 over this many last tokens of max_new_tokens",
         limits="[1, ∞)")
     mask_truncated: bool = option(

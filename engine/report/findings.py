@@ -110,11 +110,11 @@ def findings_of_parts(m, first):
     if m["reward_failures"].most > 0.01:  # healthy: 0
         yield ("Correct the reward function that fails.",
                "It raises an error or hangs on some completions.", "reward_failures")
-    own_signal = m[f"no_signal/{first}"]
-    if own_signal.count and own_signal.mean < 1 and m["no_signal"].mean == 1:
+    own_signal = m[f"frac_reward_zero_std/{first}"]
+    if own_signal.count and own_signal.mean < 1 and m["frac_reward_zero_std"].mean == 1:
         yield ("Correct your function of the advantages, or the weights of the rewards.",
                "Rewards differ within groups, but the advantages do not.",
-               f"no_signal no_signal/{first}")
+               f"frac_reward_zero_std frac_reward_zero_std/{first}")
     if m["skipped_updates"].mean > 0.02:  # healthy: 0
         yield ("Lower --lr, or look for NaN in a loss of your own.",
                "Updates are skipped, because the loss or the gradient is not finite.",
@@ -127,29 +127,29 @@ def findings_of_parts(m, first):
 
 def findings_of_large_updates(m, options):
     norm = m["grad_norm"]
-    kl = max(100 * m["kl_old"].most, m["kl"].most)
+    kl = max(100 * m["approx_kl"].most, m["kl"].most)
     # the logits are divided by the temperature
     moved = kl * min(1, options.get("temperature", 1.0)) ** 2
     # healthy: 0.024 (LoRA), 1.4, and 4 times the start; --lr 1e-2: 0.5, 300, 2
     if moved > 10 or norm.most > 100 * norm.first > 0:
         yield ("Take a tenth of --lr, or --target_kl 0.03.",
-               "The updates are too large.", "accuracy kl_old kl grad_norm")
+               "The updates are too large.", "accuracy approx_kl kl grad_norm")
 
 
 def findings_of_sampler(m):
     # healthy: 3e-7 in float32, 0.008 in bfloat16; weights off by a tenth: 0.08; groups of two
     # questions: 1
-    if m["sampler_gap"].mean > 0.03:
+    if m["sampler_logp_diff"].mean > 0.03:
         yield ("Correct a sampler of your own, which may use old weights or mix the completions of "
-               "several questions, or take another --dtype or --importance_weights token_truncate.",
-               "Sampler and trainer disagree about the same tokens.", "sampler_gap")
+               "several questions, or take another --dtype or --sampler_correction token_truncate.",
+               "Sampler and trainer disagree about the same tokens.", "sampler_logp_diff")
 
 
 def findings_of_answers(m, first, samples, enough, stuck):
     """What the completions were like before the first update. With few steps only the extremes
     count."""
     right, wrong = right_and_wrong(samples, first)
-    accuracy, unreadable = m["accuracy"], m["unreadable"]
+    accuracy, answer_not_found = m["accuracy"], m["answer_not_found"]
     most = 0.1 if stuck else 0.2  # healthy: 0.02; a run that rises may have begun with more
     if from_start(m["truncated"]) > (most if enough else 0.5) and accuracy.mean < 0.5:
         yield ("Raise --max_new_tokens, or ask for short thoughts; if answers do not end, take a "
@@ -159,21 +159,21 @@ def findings_of_answers(m, first, samples, enough, stuck):
     if not stuck:
         return
     # a reward that pays what nobody can read has another way to read
-    unread = from_start(unreadable) > 0.5 and accuracy.mean + unreadable.mean <= 1
+    unread = from_start(answer_not_found) > 0.5 and accuracy.mean + answer_not_found.mean <= 1
     if accuracy.mean < 0.1 and unread:
         yield (f"Show in --system_prompt a form that {first} reads, or take a chat model, a lower "
                "--temperature or another --stop.",
-               "In most completions no answer is found.", "unreadable accuracy", wrong)
+               "In most completions no answer is found.", "answer_not_found accuracy", wrong)
     # healthy: 0.2; a bad model: 0.7
-    if from_start(m[f"no_signal/{first}"]) > (0.6 if enough else 0.99):
+    if from_start(m[f"frac_reward_zero_std/{first}"]) > (0.6 if enough else 0.99):
         yield from why_no_signal(m, first, right, wrong)
 
 
 def why_no_signal(m, first, right, wrong):
     """Why the first reward, the accuracy, pays all completions of most questions the same."""
     accuracy = m["accuracy"]
-    names = f"no_signal/{first} all_right all_wrong accuracy"
-    if m[f"no_signal/{first}"].mean == 1 and accuracy.mean < 0.01 and right:
+    names = f"frac_reward_zero_std/{first} all_right all_wrong accuracy"
+    if m[f"frac_reward_zero_std/{first}"].mean == 1 and accuracy.mean < 0.01 and right:
         yield (f"Correct {first}, which may want another form or column.",
                "The reward never fires, not even for right answers.", names, right)
     if accuracy.start < 0.1:
@@ -211,14 +211,14 @@ def findings_of_small_updates(m, options):
     if m["clip_fraction"].mean > most:
         yield ("Raise --clip_low and --clip_high, or lower --lr or --mu.",
                "The clip takes the gradient away.", "clip_fraction")
-    kl_old = m["kl_old"]
+    approx_kl = m["approx_kl"]
     updates = options.get("mu", 1) * options.get("minibatches", 1)
-    moved = updates * kl_old.count * m["lr"].mean
-    # healthy: 0.02, kl_old 3e-3 (LoRA: 4e-5, but kl 1e-3); --lr 1e-5: 2e-5
-    alike = updates > 1 and kl_old.most < 1e-4 and m["kl"].most < 1e-3
-    if kl_old.count and (moved < LEAST_MOVE or alike):
+    moved = updates * approx_kl.count * m["lr"].mean
+    # healthy: 0.02, approx_kl 3e-3 (LoRA: 4e-5, but kl 1e-3); --lr 1e-5: 2e-5
+    alike = updates > 1 and approx_kl.most < 1e-4 and m["kl"].most < 1e-3
+    if approx_kl.count and (moved < LEAST_MOVE or alike):
         yield ("Raise --lr (for LoRA ten times as much) or --epochs.",
-               "The updates hardly move the policy.", "kl_old kl lr")
+               "The updates hardly move the policy.", "approx_kl kl lr")
 
 
 # --- what is said ---

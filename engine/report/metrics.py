@@ -55,8 +55,8 @@ def means_of_completions(rollout):
         "reward": rollout.total.sum(),
         "reward_failures": rollout.failures,
         "truncated": rollout.truncated.sum(),
-        "group_gap": group_gap(rollout),
-        "calls": calls(rollout.mask).sum(),
+        "mixed_groups": mixed_groups(rollout),
+        "tool_calls": tool_calls(rollout.mask).sum(),
     }
     means = {name: (total, len(rollout.texts)) for name, total in totals.items()}
     means["entropy"] = -rollout.logp.nansum(), generated - rollout.logp.isnan().sum()
@@ -75,8 +75,8 @@ def means_of_verdicts(rollout, advantages):
     no_signal = ~has_signal(advantages)
     means = {
         "accuracy": share(right, judged),
-        "unreadable": share(unread.view_as(judged), judged),
-        "no_signal": (no_signal.sum(), len(no_signal)),
+        "answer_not_found": share(unread.view_as(judged), judged),
+        "frac_reward_zero_std": (no_signal.sum(), len(no_signal)),
         "all_right": share((right | ~judged).all(1), asked),
         "all_wrong": share((~right).all(1), asked),
     }
@@ -84,7 +84,7 @@ def means_of_verdicts(rollout, advantages):
         applies = ~values.isnan()
         equal = ~has_signal(values.nan_to_num())
         means[f"reward/{name}"] = share(values, applies)
-        means[f"no_signal/{name}"] = share(equal, applies.any(1))
+        means[f"frac_reward_zero_std/{name}"] = share(equal, applies.any(1))
     return means
 
 
@@ -94,7 +94,7 @@ def share(values, where):
     return values[where].sum(), where.sum()
 
 
-def group_gap(rollout):
+def mixed_groups(rollout):
     """A sign of groups that hold several questions: the sampler's log-probabilities of equal tokens
     differ.
 
@@ -111,7 +111,7 @@ def group_gap(rollout):
     return gaps.nanmean(-1).nansum()
 
 
-def calls(mask):
+def tool_calls(mask):
     """How often the policy reads something that it did not write, a tool's result, and writes on:
     for each completion, (N,). mask: (N, T)."""
     return (mask[:, 1:] & ~mask[:, :-1]).sum(1)

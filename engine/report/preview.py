@@ -30,7 +30,7 @@ def show(rollout, algorithm, tokenizer):
 
     print(f"\n{progress.count(questions, 'question')} × {completions} completions: "
           f"{metrics['length']:.0f} tokens long, {metrics['truncated']:.0%} cut off, "
-          f"{metrics['unreadable']:.0%} without an answer; "
+          f"{metrics['answer_not_found']:.0%} without an answer; "
           f"{rollout.failures} calls of a reward failed.")
     for name, weight, values in zip(names, rollout.reward_weights, rollout.rewards):
         print(f"{name}, weight {weight:g}: mean {metrics[f'reward/{name}']:.3f}, "

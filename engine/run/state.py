@@ -37,7 +37,7 @@ class State:
     step: int = 0  # steps made
     position: int = 0  # questions taken
     seconds: float = 0.0
-    no_signal_steps: int = 0
+    steps_without_signal: int = 0
     skipped_updates: int = 0
     skipped_in_a_row: int = 0
     recent_kl: list = field(default_factory=list)  # of the last WINDOW steps that made an update
@@ -160,7 +160,7 @@ class Run:
         state = self.state
         state.step += 1
         state.seconds += of_step.metrics["seconds/total"]
-        state.no_signal_steps += of_step.metrics["loss"] is None
+        state.steps_without_signal += of_step.metrics["loss"] is None
         state.skipped_updates += of_step.metrics["skipped_updates"]
         if of_step.metrics["kl"] is not None:
             state.recent_kl = [*state.recent_kl, of_step.metrics["kl"]][-WINDOW:]

@@ -128,8 +128,8 @@ def figures(folder):
         "base": summary["before"]["sampled"]["accuracy"],
         "greedy": after["greedy"]["accuracy"], "sampled": after["sampled"]["accuracy"],
         "length": after["sampled"]["length"],
-        "no_signal": fmean(row["no_signal"] for row in metrics),
-        "no_update": summary["no_signal_steps"] / summary["step"],
+        "no_signal": fmean(row["frac_reward_zero_std"] for row in metrics),
+        "no_update": summary["steps_without_signal"] / summary["step"],
         "reached": reached[0],  # (seconds, completions) at the accuracy 0.85
         "phases": phases, "curve": points,
     }

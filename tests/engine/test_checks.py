@@ -42,7 +42,7 @@ BAD = """
 --algorithm gfpo_adaptive --allocation true
 --sampler vllm
 --group_size 1
---overlong_cache 49
+--overlong_buffer 49
 --target_kl 0
 --epochs -1
 --seed 9223372036854775807
@@ -68,13 +68,13 @@ BAD = """
 --eval_dataset math
 --model mine
 --model mine --lora 8
---algorithm gspo --shortest_prefix 0
---algorithm ppo --shortest_prefix 0
---algorithm deepseek_v32 --shortest_prefix 0.5
---shortest_prefix 0 --importance_weights sequence_mask
---shortest_prefix 0 --importance_weights sequence_truncate
---shortest_prefix 1.5
---importance_weights 2
+--algorithm gspo --min_prefix 0
+--algorithm ppo --min_prefix 0
+--algorithm deepseek_v32 --min_prefix 0.5
+--min_prefix 0 --sampler_correction sequence_mask
+--min_prefix 0 --sampler_correction sequence_truncate
+--min_prefix 1.5
+--sampler_correction 2
 --columns question=q
 --dataset mine/data.jsonl --columns q
 --dataset math --model mine/no --eval_dataset gsm8k --columns answer=solution

@@ -43,7 +43,7 @@ RUN = (
     "--micro_batch_tokens 256 --mu 1 ")
 RUNS = dict.fromkeys(ALGORITHMS, "") | {
     "cppo": "--gradient_checkpointing", "dapo": "--mask_truncated",
-    "gfpo": "--importance_weights sequence_mask", "pods": "--lora 4 --seed 2",
+    "gfpo": "--sampler_correction sequence_mask", "pods": "--lora 4 --seed 2",
 }
 UPDATED = ("cppo", "gspo", "ppo")
 
@@ -130,13 +130,13 @@ def test_every_kind_of_run_learns_and_goes_on_in_bfloat16(ran):
         metrics = files.read(ran / name / "metrics.jsonl")
         assert [row["step"] for row in metrics] == [1, 2, 3][: len(metrics)]
         assert len(metrics) == (3 if name in ("cppo", "pods") else 2)  # two are resumed
-        gaps += [row["sampler_gap"] for row in metrics]
+        gaps += [row["sampler_logp_diff"] for row in metrics]
         learned = [row for row in metrics if row["loss"] is not None]
         assert learned
         for row in learned:
             assert abs(row["loss"]) < 100 and row["skipped_updates"] == 0 and row["grad_norm"] > 0
             # it is the rounding of bfloat16, and not another policy
-            assert row["sampler_gap"] < 0.05
+            assert row["sampler_logp_diff"] < 0.05
             if ALGORITHMS[name].minibatches == 1:  # π_θ is still π_old
                 assert row["ratio_max"] == pytest.approx(1, abs=1e-6)
     # in a short step sampler and trainer may round alike, but not in all steps of all runs

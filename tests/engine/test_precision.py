@@ -98,7 +98,7 @@ def test_a_step_in_bfloat16_samples_what_it_scores_and_moves_float32_masters(sma
         group_size=8, dtype=BF16,
     )
     metrics, *_ = step()
-    assert 0 < metrics["sampler_gap"] < 0.02 and metrics["ratio_max"] == pytest.approx(1, abs=1e-6)
+    assert 0 < metrics["sampler_logp_diff"] < 0.02 and metrics["ratio_max"] == pytest.approx(1, abs=1e-6)
     assert {p.dtype for p in model.parameters()} == {F32}
     moved = (weights_of(model) - before).abs()
     assert (moved > 0).float().mean() > 0.9 and moved.max() < 3e-6
@@ -128,8 +128,8 @@ def test_the_scorer_is_nearer_to_the_sampler_than_with_autocast():
         step = stepper(
             model, tokenizer, questions, [number_of_digits], "grpo", group_size=8, dtype=BF16,
             max_new_tokens=16)
-        gaps.append(step(seed).metrics["sampler_gap"])
-    print(f"sampler_gap: {fmean(gaps):.4f}")
+        gaps.append(step(seed).metrics["sampler_logp_diff"])
+    print(f"sampler_logp_diff: {fmean(gaps):.4f}")
     assert 0 < fmean(gaps) < 0.03
 
 

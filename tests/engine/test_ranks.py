@@ -303,7 +303,7 @@ def test_each_rank_cuts_its_completions_at_random_places_of_its_own(monkeypatch)
     """NAT trains on random prefixes."""
     drawn = a_rollout(torch.zeros(1, 8), torch.full((1, 8), 99))
     monkeypatch.setattr("loop.rollout.roll_out", lambda *_, **__: drawn)
-    algorithm = resolve("grpo", shortest_prefix=0.1)
+    algorithm = resolve("grpo", min_prefix=0.1)
     found = []
     for number in (0, 0, 1):
         monkeypatch.setattr(ranks, "rank", lambda number=number: number)
@@ -330,7 +330,7 @@ def test_any_number_of_ranks_samples_the_same_completions_and_cuts_the_same_mini
         rows = files.read(tmp_path / str(processes) / "metrics.jsonl")
         names = ("questions", "rollouts", "accuracy", "length", "truncated")
         sampled.append([[row[name] for name in names] for row in rows])
-        updates.append([rows[0][name] for name in ("loss", "grad_norm", "kl_old", "ratio_max")])
+        updates.append([rows[0][name] for name in ("loss", "grad_norm", "approx_kl", "ratio_max")])
     assert sampled[0][0][1] > 1
     for row, expected in zip(*sampled, strict=True):
         assert row == pytest.approx(expected, rel=1e-9)

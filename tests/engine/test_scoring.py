@@ -296,7 +296,7 @@ def test_a_run_logs_each_reward_and_their_weighted_sum(small, tmp_path, mine, ca
     total = sum(weight * row[f"reward/{name}"] for name, weight in weights.items())
     assert row["reward"] == pytest.approx(total, rel=1e-5)
     assert row["accuracy"] == row["reward/toy_accuracy"] and row["reward_failures"] == 0
-    assert row["no_signal/nan"] == 1.0 and row["no_signal/short"] < 1  # it is always 2
+    assert row["frac_reward_zero_std/nan"] == 1.0 and row["frac_reward_zero_std/short"] < 1  # it is always 2
     capsys.readouterr()
     go(small, tmp_path / "other", *words, "--check_rewards")
     said = capsys.readouterr().out
@@ -331,9 +331,9 @@ def test_the_metrics_of_five_questions_by_hand():
     assert rollout.total.tolist() == [[1, 1], [2, 3], [3, 0], [1, 0], [0, -1]]
     metrics = summarize(rollout, rollout.total, torch.arange(10))
     expected = {
-        "accuracy": 2 / 7, "unreadable": 6 / 7, "all_right": 1 / 4, "all_wrong": 2 / 4,
+        "accuracy": 2 / 7, "answer_not_found": 6 / 7, "all_right": 1 / 4, "all_wrong": 2 / 4,
         "reward": 10 / 10, "reward/reward_0": 1 / 7, "reward/reward_1": 9 / 8,
-        "no_signal": 1 / 5, "no_signal/reward_0": 0.0, "no_signal/reward_1": 1 / 4,
+        "frac_reward_zero_std": 1 / 5, "frac_reward_zero_std/reward_0": 0.0, "frac_reward_zero_std/reward_1": 1 / 4,
         "tokens_without_logp": 2, "entropy": 3.0,
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)

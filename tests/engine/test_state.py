@@ -46,4 +46,4 @@ def test_failed_updates_count_in_a_row(a_run):
     metrics = {"seconds/total": 0.0, "loss": None, "skipped_updates": 0, "kl": None}
     for skipped in ([True, True, False, True], [True], []):
         a_run.count(Step(metrics, None, None, None, skipped))
-    assert (a_run.state.skipped_in_a_row, a_run.state.no_signal_steps) == (2, 3)
+    assert (a_run.state.skipped_in_a_row, a_run.state.steps_without_signal) == (2, 3)

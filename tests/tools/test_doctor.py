@@ -17,8 +17,8 @@ def logged(folder, steps=10, completions=("<answer>2</answer>",), options=(), **
     """What the doctor says of a run in which nothing else is wrong. Its first reward is a.
     metrics: {name: its value in all steps, or a list of its values}."""
     usual = {
-        "accuracy": 0.5, "reward": 0.5, "reward/a": 0.5, "no_signal": 0.1, "no_signal/a": 0.1,
-        "kl": 0.1, "kl_old": 0.001, "lr": 1e-3,
+        "accuracy": 0.5, "reward": 0.5, "reward/a": 0.5, "frac_reward_zero_std": 0.1, "frac_reward_zero_std/a": 0.1,
+        "kl": 0.1, "approx_kl": 0.001, "lr": 1e-3,
     }
     lists = {
         name: value if isinstance(value, list) else [value] * steps
@@ -71,33 +71,33 @@ def pruning(algorithm, keep="largest_abs", rate=0.75):
 @pytest.mark.parametrize("said, name, healthy, faulty, more", [
     (("Correct the reward function that fails", "It raises"), "reward_failures",
      once(0.009), once(0.011), {}),
-    (("Correct your function of the advantages", "Rewards differ"), "no_signal", 0.99, 1.0,
-     {"no_signal/a": change(0.1, 1.0)}),
+    (("Correct your function of the advantages", "Rewards differ"), "frac_reward_zero_std", 0.99, 1.0,
+     {"frac_reward_zero_std/a": change(0.1, 1.0)}),
     (("Lower --lr, or look for NaN", "Updates are skipped"), "skipped_updates",
      once(0.19), once(0.21), {}),
     (("Let the function of --keep", "No completion is kept"), "kept", once(1), 0, {}),
-    (LARGE, "kl_old", once(0.09), once(0.11), {}), (LARGE, "kl", once(9.0), once(11.0), {}),
+    (LARGE, "approx_kl", once(0.09), once(0.11), {}), (LARGE, "kl", once(9.0), once(11.0), {}),
     (LARGE, "kl", 39.0, 41.0, {"options": {"temperature": 0.5}}),
     (LARGE, "grad_norm", [1] * 9 + [99], [1] * 9 + [101], {}),
-    (("Correct a sampler", "Sampler and trainer disagree"), "sampler_gap",
+    (("Correct a sampler", "Sampler and trainer disagree"), "sampler_logp_diff",
      once(0.29), once(0.31), {}),
     (CUT, "truncated", 0.09, 0.11, {"accuracy": 0.4}),
     (CUT, "truncated", [0.2] + [0.05] * 3 + [0.2] * 6, 0.2, {"accuracy": 0.4}),  # it falls at once
     (CUT, "accuracy", 0.51, 0.49, {"truncated": 0.2}),
     (CUT, "truncated", 0.19, 0.21, {"accuracy": RISES}),  # it may begin so, and rise
     (CUT, "truncated", 0.49, 0.51, {"accuracy": 0.4, "steps": 7}),
-    (NO_ANSWER, "unreadable", 0.49, 0.51, {"accuracy": 0.05}),
-    (NO_ANSWER, "accuracy", 0.11, 0.09, {"unreadable": 0.6}),
-    (NO_ANSWER, "unreadable", 0.96, 0.94, {"accuracy": 0.05}),  # the reward reads in another way
-    (NEVER, "no_signal/a", 0.59, 1.0, {"accuracy": 0.0}),
-    (NEVER, "no_signal/a", 0.59, 1.0, {"accuracy": 0.0, "completions": ["<answer>2.0</answer>"]}),
-    (HARD, "no_signal/a", 0.59, 0.61, {"accuracy": 0.09}),
-    (HARD, "no_signal/a", 0.98, 1.0, {"accuracy": 0.0, "completions": ["3"], "steps": 1}),
+    (NO_ANSWER, "answer_not_found", 0.49, 0.51, {"accuracy": 0.05}),
+    (NO_ANSWER, "accuracy", 0.11, 0.09, {"answer_not_found": 0.6}),
+    (NO_ANSWER, "answer_not_found", 0.96, 0.94, {"accuracy": 0.05}),  # the reward reads in another way
+    (NEVER, "frac_reward_zero_std/a", 0.59, 1.0, {"accuracy": 0.0}),
+    (NEVER, "frac_reward_zero_std/a", 0.59, 1.0, {"accuracy": 0.0, "completions": ["<answer>2.0</answer>"]}),
+    (HARD, "frac_reward_zero_std/a", 0.59, 0.61, {"accuracy": 0.09}),
+    (HARD, "frac_reward_zero_std/a", 0.98, 1.0, {"accuracy": 0.0, "completions": ["3"], "steps": 1}),
     # how it begins says which it is
-    (ALWAYS, "no_signal/a", 0.59, 0.61, {"accuracy": [0.0, 0.22] * 2 + [0.0] * 6}),
-    (ALWAYS, "no_signal/a", 0.59, 0.61, {"accuracy": 0.89}),
-    (ALWAYS, "accuracy", around(0.5, 0.67), around(0.5, 0.66), {"no_signal/a": 0.9}),
-    (EASY, "no_signal/a", 0.59, 0.61, {"accuracy": [1.0, 0.82] * 2 + [0.85] * 6}),
+    (ALWAYS, "frac_reward_zero_std/a", 0.59, 0.61, {"accuracy": [0.0, 0.22] * 2 + [0.0] * 6}),
+    (ALWAYS, "frac_reward_zero_std/a", 0.59, 0.61, {"accuracy": 0.89}),
+    (ALWAYS, "accuracy", around(0.5, 0.67), around(0.5, 0.66), {"frac_reward_zero_std/a": 0.9}),
+    (EASY, "frac_reward_zero_std/a", 0.59, 0.61, {"accuracy": [1.0, 0.82] * 2 + [0.85] * 6}),
     (AWAY, "truncated", change(0.0, 0.19), change(0.0, 0.21), {}),
     (AWAY, "truncated", change(0.0, 0.19), change(0.0, 0.21), GRADED | {"reward": RISES}),
     (SHORT, "length", change(9.0, 4.6), change(9.0, 4.4), {}),
@@ -108,8 +108,8 @@ def pruning(algorithm, keep="largest_abs", rate=0.75):
     (CLIP, "steps", 7, 8, {"clip_fraction": 0.16}),
     (CLIP, "clip_fraction", 0.79, 0.81, {"options": {"algorithm": "gspo"}}),
     (STILL, "lr", once(1.1e-4), once(9e-5), {}),  # all together move a weight by 1e-4
-    (STILL, "kl_old", once(1.1e-4), once(9e-5), {"kl": 9e-4, "options": {"minibatches": 2}}),
-    (STILL, "kl", 1.1e-3, 9e-4, {"kl_old": 9e-5, "options": {"mu": 2}}),
+    (STILL, "approx_kl", once(1.1e-4), once(9e-5), {"kl": 9e-4, "options": {"minibatches": 2}}),
+    (STILL, "kl", 1.1e-3, 9e-4, {"approx_kl": 9e-5, "options": {"mu": 2}}),
     (BELOW, "accuracy", around(0.5, 0.34), around(0.5, 0.33), {}),
     (BELOW, "reward", RISES, FALLS, GRADED | {"accuracy": FALLS}),
 ])  # fmt: skip
@@ -123,11 +123,11 @@ def test_each_finding_from_both_sides_of_its_limit(said, name, healthy, faulty, 
 def test_of_several_faults_the_cause_comes_first(tmp_path):
     """Each fault is mended, and the next one appears."""
     faults = {
-        "reward_failures": (0.1, "It raises"), "no_signal": (1.0, "Rewards differ"),
+        "reward_failures": (0.1, "It raises"), "frac_reward_zero_std": (1.0, "Rewards differ"),
         "skipped_updates": (0.1, "Updates are skipped"), "kept": (0, "No completion is kept"),
-        "grad_norm": ([1] * 9 + [999], LARGE[1]), "sampler_gap": (1.0, "Sampler and trainer"),
-        "truncated": (change(0.2, 1.0), CUT[1]), "unreadable": (0.9, NO_ANSWER[1]),
-        "no_signal/a": (0.9, HARD[1]), "length": (change(9.0, 1.0), SHORT[1]),
+        "grad_norm": ([1] * 9 + [999], LARGE[1]), "sampler_logp_diff": (1.0, "Sampler and trainer"),
+        "truncated": (change(0.2, 1.0), CUT[1]), "answer_not_found": (0.9, NO_ANSWER[1]),
+        "frac_reward_zero_std/a": (0.9, HARD[1]), "length": (change(9.0, 1.0), SHORT[1]),
         "clip_fraction": (0.5, CLIP[1]), "lr": (0.0, STILL[1]),
         "accuracy": (change(0.09, 0.01), BELOW[1]),
     }  # fmt: skip
@@ -151,7 +151,7 @@ def test_what_it_says_of_a_fault_of_few_steps_of_health_and_of_no_run(tmp_path, 
     for more, said in (
         ({"steps": 7, "truncated": change(0.0, 1.0)},
          "Nothing was found in 7 steps. The accuracy can be judged only from 8 steps on."),
-        ({"accuracy": change(0.0, 0.15), "unreadable": 0.9},  # it learns to answer
+        ({"accuracy": change(0.0, 0.15), "answer_not_found": 0.9},  # it learns to answer
          "Nothing was found in 10 steps. Of the samples: accuracy 0 → 0.15"),
         # a first reward that applies to no completion
         ({"accuracy": None, "reward/a": None},
