@@ -2,10 +2,9 @@
 
     python algorithms.py                    prints the table
 
-A row says how rewards become advantages, which completions are kept, what the ratio is (the loss),
-how much each token counts, and the numbers: β, the clip range, μ, … Two things follow from a row:
-the advantages of some rules (OVER_KEPT) compare only the kept completions, and PPO's critic puts β
-into the rewards. `resolve` turns a row into the Algorithm of a run.
+A row says how rewards become advantages, which completions are kept (loop/keep.py), what the ratio
+is (the loss), how much each token counts, and the numbers: β, the clip range, μ, … `resolve` turns
+a row into the Algorithm of a run.
 
 To try an idea of your own, write one function and change one row:
 
@@ -17,7 +16,6 @@ Then a kept completion may count more or less than before. For example, a comple
 may count the inverse of its chance.
 """
 
-import copy
 import signal
 import sys
 from collections.abc import Callable
@@ -27,23 +25,22 @@ from functools import partial
 import torch
 
 import allocate
-from cppo import batch_rows, keep_count, prune, prune_pooled
+from cppo import keep_count
 from family.cispo import cispo_loss
 from family.dapo import dapo_loss, token_mean_weights
 from family.deepseek_v32 import deepseek_v32_loss
 from family.drgrpo import constant_weights, drgrpo_loss
 from family.gdpo import decoupled_advantages
-from family.gfpo import adaptive_k, retain, token_efficiency
+from family.gfpo import adaptive_k
 from family.gspo import gspo_loss
 from family.lite_ppo import batch_std_advantages
 from family.maxrl import mean_normalized_advantages
-from family.pods import max_variance_subset
 from family.ppo import ppo_loss
 from family.rloo import leave_one_out_advantages
 from family.sapo import sapo_loss
 from family.tis import CORRECTIONS
-from family.unbiased import draw, keep_probabilities, reweighted
 from grpo import group_advantages, grpo_loss, sequence_mean_weights
+from loop.keep import KEEP, Rule, finite, kept_rows, smallest
 
 # --- step 3: advantages(rollout) → (Q, G) ---
 
@@ -74,105 +71,6 @@ def lite_ppo_advantages(rollout):
 def ppo_scores(rollout):
     """PPO has no advantages yet, only scores. The critic makes the advantages in step 5."""
     return rollout.total
-
-
-# --- step 4: keep(rollout, advantages, k) → rows of the batch, (n,) int64, ascending ---
-# Completions that may not be trained on (`rollout.trainable`) come last in every rule.
-
-
-def keep_all(rollout, advantages, k):
-    return torch.arange(advantages.numel())
-
-
-def keep_largest_abs(rollout, advantages, k):
-    """CPPO: the k completions of each question with the largest |A|."""
-    return batch_rows(prune(advantages, k, allowed=rollout.trainable), advantages.shape[1])
-
-
-# the three other rules of CPPO's ablation (2503.22342)
-
-
-def keep_smallest_abs(rollout, advantages, k):
-    """The smallest |A|."""
-    return keep_by_score(rollout, -advantages.abs(), k)
-
-
-def keep_largest(rollout, advantages, k):
-    """The largest A: the sign counts."""
-    return keep_by_score(rollout, advantages, k)
-
-
-def keep_random(rollout, advantages, k):
-    """Any k of each question, each with the same chance."""
-    generator = torch.Generator().manual_seed(rollout.seed)
-    return keep_by_score(rollout, torch.rand(advantages.shape, generator=generator), k)
-
-
-def keep_by_score(rollout, score, k):
-    """The k completions of each question with the largest score (Q, G). If scores are equal, the
-    lower index is kept."""
-    score = score.masked_fill(~rollout.trainable, -torch.inf)
-    return batch_rows(retain(score, k, largest=True), score.shape[1])
-
-
-def keep_pooled(rollout, advantages, k):
-    """CPPO's published code: the largest |A| of all questions of the device together."""
-    return prune_pooled(advantages, len(advantages) * k, allowed=rollout.trainable)
-
-
-def keep_unbiased(rollout, advantages, k):
-    """Draw completions with chances in proportion to |A|. Each counts the inverse of its chance."""
-    generator = torch.Generator().manual_seed(rollout.seed)
-    sizes = advantages.abs().double()
-    p = keep_probabilities(sizes, k, allowed=rollout.trainable)
-    u = torch.rand((len(p), 1), dtype=p.dtype, generator=generator)
-    rows = rows_where(draw(p, u))
-    return rows, reweighted(advantages, p).flatten()[rows]
-
-
-def keep_smallest(rollout, advantages, k, *, metric):
-    """GFPO: the k completions of each question with the smallest metric. k: a number, or (Q,).
-
-    metric: rollout → (Q, G).
-    """
-    ks = torch.as_tensor(k).expand(len(advantages)).tolist()
-    values = finite(metric(rollout), advantages.shape, "a metric")
-    values = values.masked_fill(~rollout.trainable, torch.inf)
-    kept = torch.zeros_like(rollout.trainable)
-    for row, own, own_k in zip(kept, values, ks):
-        row[retain(own[None], own_k)] = True
-    return rows_where(kept)
-
-
-def keep_max_variance(rollout, advantages, k):
-    """PODS: the rewards that vary the most."""
-    kept = torch.zeros_like(rollout.trainable)
-    for row, rewards, trainable in zip(kept, rollout.total, rollout.trainable):
-        # the completions that may be trained on; if they are fewer than k, also some others
-        order = trainable.argsort(descending=True, stable=True)
-        candidates = order[: max(k, trainable.sum())]
-        chosen = max_variance_subset(rewards[None, candidates], k)
-        row[candidates[chosen]] = True
-    return rows_where(kept)
-
-
-def rows_where(kept):
-    """The rows of the batch that a mask (Q, G) marks."""
-    return kept.flatten().nonzero()[:, 0]
-
-
-KEEP = {
-    "all": keep_all,
-    "largest_abs": keep_largest_abs,
-    "largest": keep_largest, "smallest_abs": keep_smallest_abs, "random": keep_random,
-    "pooled": keep_pooled, "unbiased": keep_unbiased, "max_variance": keep_max_variance,
-    "shortest": partial(keep_smallest, metric=lambda rollout: rollout.lengths),
-    "efficiency": partial(  # the most reward per token
-        keep_smallest, metric=lambda rollout: -token_efficiency(rollout.total, rollout.lengths)),
-}
-FILTER = "shortest"  # GFPO's usual rule, in whose place a metric of one's own may come
-# GFPO's and PODS's rules: the advantages take the mean and the std over the kept completions
-OVER_KEPT = ("shortest", "efficiency", "max_variance")
 
 
 # --- token_weights(mask, N, tokens, max_tokens) → (N, T); N and tokens are of the whole batch ---
@@ -206,8 +104,9 @@ class Row:
     advantages: Callable = grpo_advantages
     over_all_devices: bool = False  # whether `advantages` compares the groups of all devices
     keep: str | Callable = "all"  # a rule of KEEP, or a function
+    custom_keep_is_metric: bool = False  # GFPO: the smallest values of --keep FILE.py:F are kept
     pruning_rate: float = 0.0  # P, the share that is pruned: k = ⌊G(1−P)⌋
-    ks: tuple[int, ...] = ()  # GFPO: k of an easy, medium, hard, very hard question
+    k_by_difficulty: tuple[int, ...] = ()  # GFPO: k of an easy, medium, hard, very hard question
     allocation: bool = True  # more questions in place of the pruned: ⌊B·G/k⌋ instead of B
     mu: int = 2  # μ, passes over each batch of completions
     minibatches: int = 1  # of a batch; each pass makes one update per mini-batch
@@ -224,15 +123,14 @@ class Row:
 grpo = Row(
     grpo_loss, sequence_mean, beta=0.04, clip_low=0.2, clip_high=0.2,
     words="(·: as in this row)")
-# rows whose loss looks at the whole completion: their options have no --min_prefix
-WHOLE = ("keep", "pruning_rate", "allocation")
 gspo = Row(
     gspo_loss, sequence_mean, clip_low=3e-4, clip_high=4e-4, minibatches=4,
-    allowed_options=WHOLE, words="a ratio per completion, no KL")
+    # its loss looks at the whole completion, so there is no --min_prefix
+    allowed_options=("keep", "pruning_rate", "allocation"), words="a ratio per completion, no KL")
 gfpo = Row(
     grpo_loss, token_mean, beta=0.001, clip_low=0.2, clip_high=0.2,
-    advantages=partial(grpo_advantages, ddof=0), keep="shortest", pruning_rate=0.5,
-    allocation=False, words="trains on the shortest only")
+    advantages=partial(grpo_advantages, ddof=0), keep="shortest", custom_keep_is_metric=True,
+    pruning_rate=0.5, allocation=False, words="trains on the shortest only")
 ALGORITHMS = {
     "grpo": grpo,
     "2grpo": replace(grpo, group_size=2, words="two completions per question"),
@@ -269,14 +167,15 @@ ALGORITHMS = {
         gspo, loss=partial(gspo_loss, token_level=True), words="GSPO, A may differ by token"),
     "gfpo": gfpo,
     "gfpo_adaptive": replace(
-        gfpo, pruning_rate=0.0, ks=(4, 6, 8, 8), allowed_options=("keep", "min_prefix"),
-        words="GFPO, k by difficulty"),
+        gfpo, pruning_rate=0.0, k_by_difficulty=(4, 6, 8, 8),
+        allowed_options=("keep", "min_prefix"), words="GFPO, k by difficulty"),
     "gdpo": replace(
         grpo, advantages=gdpo_advantages, over_all_devices=True,
         words="normalises each reward alone"),
     "deepseek_v32": replace(
         grpo, loss=deepseek_v32_loss, wants=("sampled_logp",),
-        advantages=partial(grpo_advantages, divide_by_std=False), allowed_options=WHOLE,
+        advantages=partial(grpo_advantages, divide_by_std=False),
+        allowed_options=("keep", "pruning_rate", "allocation"),  # as for gspo
         words="no std, another KL, masks stale A < 0"),
     "pods": replace(
         grpo, keep="max_variance", pruning_rate=0.75, allocation=False,
@@ -304,14 +203,13 @@ def rule_name(rule):
 class Algorithm(Row):
     """A row with the options of a run. `resolve` makes it.
 
-    Its `keep` is a function, and its `loss` has the numbers β and ε.
+    Its `keep` is a Rule, and its `loss` has the numbers β and ε.
     """
 
     # what follows from the row and the options
     name: str  # of the row
-    k: int  # completions that are kept per question; if the row has `ks`, the most
+    k: int  # completions that are kept per question; if the row has `k_by_difficulty`, the most
     questions_per_step: int  # of a device, after allocation
-    over_kept: bool  # the advantages are compared only with the kept completions
 
     # what a run adds to its row; None: off
     target_kl: float | None  # end the updates on a batch when KL(π_old ‖ π_θ) exceeds this
@@ -324,49 +222,21 @@ class Algorithm(Row):
         """Step 4. Returns (rows of the kept completions, advantages (Q, G) of the step)."""
         advantages = finite(advantages, rollout.lengths.shape, "advantages")
         k = self.k
-        if self.ks:  # GFPO's adaptive k: one of each question, (Q,)
-            k = adaptive_k(rollout.total.mean(1), torch.tensor(rollout.history), ks=self.ks)
+        if self.k_by_difficulty:  # GFPO's adaptive k: one of each question, (Q,)
+            history = torch.tensor(rollout.history)
+            k = adaptive_k(rollout.total.mean(1), history, ks=self.k_by_difficulty)
         kept, changed = kept_rows(self.keep, rollout, advantages, k)
         if changed is not None:
             advantages = advantages.flatten().index_copy(0, kept, changed).view_as(advantages)
-        if self.over_kept:  # GFPO and PODS
+        if self.keep.normalize_kept_only:  # GFPO and PODS
             advantages = advantages_over_kept(self, rollout, kept)
         return kept[rollout.trainable.flatten()[kept]], advantages
-
-
-def kept_rows(keep, rollout, advantages, k):
-    """(rows that a rule keeps, ascending; its advantages of these rows, or None).
-
-    The rule gets copies: what it changes in them changes nothing in the step.
-    """
-    rows, changed = keep(copy.deepcopy(rollout), advantages.clone(), k), None
-    if isinstance(rows, tuple):  # the rule also says what these rows count
-        rows, changed = rows
-    rows, every = torch.as_tensor(rows, device="cpu"), torch.arange(advantages.numel())
-    if rows.dtype == torch.bool:
-        assert rows.shape in (advantages.shape, every.shape), "a mask must be (Q, G) or (Q·G,)"
-        rows = every[rows.flatten()]
-    assert rows.numel() == 0 or not rows.is_floating_point(), "rows must be whole numbers"
-    rows, order = rows.long().sort()
-    assert torch.equal(rows, every[torch.isin(every, rows)]), (
-        f"keep must return rows of the batch, each once, from 0 to {len(every) - 1}, or a mask")
-    if changed is not None:
-        changed = finite(changed, rows.shape, "advantages of kept rows", "one for each row")[order]
-    return rows, changed
-
-
-def finite(values, shape, what, of_shape="(Q, G)"):
-    """float32 numbers of this shape; of another shape, or not finite, they are refused."""
-    values = torch.as_tensor(values, dtype=torch.float32, device="cpu")
-    assert values.shape == shape and values.isfinite().all(), (
-        f"{what} must be finite numbers, {of_shape}")
-    return values
 
 
 def advantages_over_kept(algorithm, rollout, kept):
     """Advantages (Q, G) over the kept completions of each question only, and 0 for the others."""
     Q, G = rollout.lengths.shape
-    if algorithm.ks:  # each question keeps its own number: (1, k) rows for each
+    if algorithm.k_by_difficulty:  # each question keeps its own number: (1, k) rows for each
         groups = [kept[kept // G == q][None] for q in range(Q)]
     else:  # all questions at once. A device with none takes part, as GDPO compares over all devices
         groups = [kept.view(Q, algorithm.k)]
@@ -393,17 +263,22 @@ def resolve(
     given = {option: value for option, value in changed.items() if value is not None}
     given.setdefault("pruning_rate", usual_pruning_rate(row, rule))
     row = replace(row, **given)
-    k = max(row.ks) if row.ks else keep_count(row.group_size, row.pruning_rate)
+    if row.k_by_difficulty:
+        k = max(row.k_by_difficulty)
+    else:
+        k = keep_count(row.group_size, row.pruning_rate)
     B = questions_per_step
     if row.allocation:
         B = allocate.questions_per_step(B, row.group_size, k)  # ⌊B·G/k⌋
     numbers = {"clip_low": row.clip_low, "clip_high": row.clip_high}
     if not row.critic:  # PPO's β is in its rewards
         numbers["beta"] = row.beta
-    row = replace(row, keep=KEEP.get(rule, rule), loss=partial(row.loss, **numbers))
-    filters = getattr(row.keep, "func", None) is keep_smallest
+    rule = KEEP[rule] if isinstance(rule, str) else rule
+    if not isinstance(rule, Rule):  # a function of one's own
+        rule = smallest(rule) if row.custom_keep_is_metric else Rule(rule)
+    row = replace(row, keep=rule, loss=partial(row.loss, **numbers))
     return Algorithm(
-        **vars(row), name=name, k=k, questions_per_step=B, over_kept=filters or rule in OVER_KEPT,
+        **vars(row), name=name, k=k, questions_per_step=B,
         target_kl=target_kl, sampler_correction=CORRECTIONS.get(sampler_correction),
         min_prefix=min_prefix, overlong_buffer=overlong_buffer,
         mask_truncated=mask_truncated)

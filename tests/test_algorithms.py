@@ -3,14 +3,13 @@ rewards."""
 
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from operator import eq
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from algorithms import ALGORITHMS, KEEP, advantages_over_kept, keep_smallest, resolve
+from algorithms import ALGORITHMS, KEEP, advantages_over_kept, resolve
 from engine.base import ranks
 from engine.model.logprobs import Policy
 from engine.options.config import config_of
@@ -20,6 +19,7 @@ from family.gfpo import retained_advantages
 from family.lite_ppo import batch_std_advantages
 from grpo import group_advantages
 from loop.batches import split_into_micro_batches, split_into_mini_batches
+from loop.keep import smallest
 from loop.records import join
 from tests.helpers.training import a_rollout
 
@@ -34,7 +34,7 @@ def chosen(k, rewards, lengths=None, name="cppo", **options):
     algorithm = resolve(name, group_size=rollout.lengths.shape[1], **options)
     advantages = algorithm.advantages(rollout)
     rows = algorithm.keep(rollout, advantages, k)
-    if algorithm.over_kept:
+    if algorithm.keep.normalize_kept_only:
         advantages = advantages_over_kept(algorithm, rollout, rows)
     return advantages, rows.tolist()
 
@@ -210,7 +210,7 @@ def test_a_device_without_a_question_keeps_nothing_and_takes_part(name, keep):
     rollout = a_rollout(torch.zeros(1, 0, 16))
     rows, advantages = algorithm.keep_completions(rollout, algorithm.advantages(rollout))
     assert rows.tolist() == [] and advantages.shape == (0, 16)
-    assert len(calls) == (1 if algorithm.ks else 2)
+    assert len(calls) == (1 if algorithm.k_by_difficulty else 2)
 
 
 # --- a rule of one's own ---
@@ -250,7 +250,7 @@ def test_what_a_rule_changes_changes_nothing_in_the_step():
 
 @pytest.mark.parametrize("values", [torch.zeros(2, 1), torch.full((2, 4), torch.nan)], ids=str)
 def test_a_metric_of_ones_own_must_be_a_finite_number_for_each_completion(values):
-    for changed in ({"keep": partial(keep_smallest, metric=lambda rollout: values)},
+    for changed in ({"keep": smallest(lambda rollout: values)},
                     {"advantages": lambda rollout: values[:, :2]}):  # over the kept ones
         algorithm = replace(resolve("gfpo", group_size=4, pruning_rate=0.5), **changed)
         with pytest.raises(AssertionError, match=r"must be finite numbers, \(Q, G\)"):

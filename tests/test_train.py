@@ -166,7 +166,8 @@ def test_tokens_that_the_sampler_did_not_report_are_counted(step_inputs, monkeyp
     monkeypatch.setattr(Sampler, "sample", sample)
     metrics = make().metrics
     assert everything.metrics["tokens_without_logp"] == 0 and metrics["tokens_without_logp"] == 33
-    for name in ("entropy", "mixed_groups", "sampler_logp_diff", "sampler_logp_diff_max", "loss", "grad_norm"):
+    for name in ("entropy", "mixed_groups", "sampler_logp_diff", "sampler_logp_diff_max", "loss",
+                 "grad_norm"):
         assert math.isfinite(metrics[name]), name
     assert metrics["grad_norm"] == everything.metrics["grad_norm"]
     assert metrics["entropy"] > 0 and metrics["sampler_logp_diff_max"] < 1e-3

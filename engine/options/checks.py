@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 import algorithms
-from algorithms import ALGORITHMS, FILTER, KEEP, OVER_KEPT, Row, rule_name
+from algorithms import ALGORITHMS, KEEP, Row, rule_name
 from engine.base.errors import UserError, one_line
 from engine.data.rows import check_columns, check_dataset
 from engine.model.folders import adapters_in, resolve_model
@@ -59,9 +59,9 @@ def check_algorithm(o):
     if o.min_prefix is not None and str(o.sampler_correction).startswith("sequence"):
         raise UserError(f"--sampler_correction {o.sampler_correction} needs the whole completion: "
                         "leave out --min_prefix, or take a token_ correction.")
-    other_kind = usual != "all" and (keep in OVER_KEPT) != (usual in OVER_KEPT)
-    own_metric = usual == FILTER and keep not in KEEP
-    if other_kind and not own_metric or row.ks and keep == "max_variance":
+    other_kind = usual != "all" and kept_only(keep) != kept_only(usual)
+    own_metric = row.custom_keep_is_metric and keep not in KEEP
+    if other_kind and not own_metric or row.k_by_difficulty and keep == "max_variance":
         raise UserError(
             f"{name} keeps completions by {usual}: it cannot be combined with --keep {keep}.")
     if o.pruning_rate and keep == "all":
@@ -70,10 +70,15 @@ def check_algorithm(o):
     if o.group_size == 1 and not row.critic:
         raise UserError("--group_size must be at least 2, not 1: an advantage compares completions "
                         "of one question.")
-    most = max(row.ks, default=0)
+    most = max(row.k_by_difficulty, default=0)
     if o.group_size < most:
         raise UserError(f"{name} keeps up to {most} completions of a question: --group_size "
                         f"{o.group_size} is too small.")
+
+
+def kept_only(name):
+    """Whether the advantages of this rule compare only the kept completions."""
+    return name in KEEP and KEEP[name].normalize_kept_only
 
 
 def try_rule(algorithm, name):
@@ -87,7 +92,8 @@ def try_rule(algorithm, name):
         algorithms.kept_rows(algorithm.keep, made_up, A, algorithm.k)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        if last.filename == algorithms.__file__ and not isinstance(error, AttributeError):
+        of_result = last.filename == algorithms.kept_rows.__code__.co_filename
+        if of_result and not isinstance(error, AttributeError):
             raise UserError(f"--keep {name} does not fit {algorithm.name}: {one_line(error)}. A "
                             "rule takes (rollout, advantages, k) and returns rows or a mask; "
                             "GFPO's metric takes the rollout and returns numbers (Q, G).") from None

@@ -11,9 +11,7 @@ from types import SimpleNamespace
 
 from algorithms import (
     ALGORITHMS,
-    FILTER,
     KEEP,
-    keep_smallest,
     resolve,
     rule_name,
     usual_pruning_rate,
@@ -94,8 +92,6 @@ def algorithm_of(options):
         keep = None  # it is the row's own rule, which may be a function
     elif keep not in KEEP:
         keep = builtin_or_custom(keep, KEEP, "rule", "--keep")
-        if row.keep == FILTER:  # GFPO keeps the smallest of a metric, others ask a rule
-            keep = partial(keep_smallest, metric=keep)
     checks.check_algorithm(options)
     others = {name: getattr(options, name) for name in ALGORITHM_OPTIONS - {"keep"}}
     try:
@@ -105,7 +101,7 @@ def algorithm_of(options):
     if algorithm.over_all_devices:
         gathered = partial(ranks.over_all_groups, algorithm.advantages)
         algorithm = replace(algorithm, advantages=gathered, over_all_devices=False)
-    if algorithm.over_kept and algorithm.k < 2:
+    if algorithm.keep.normalize_kept_only and algorithm.k < 2:
         raise UserError(f"{options.keep} keeps 1 completion of a question, which has nothing to be "
                         "compared with: lower --pruning_rate.")
     return algorithm

@@ -2,8 +2,8 @@
 
     metrics(step) → {name: number}
         what is logged of a Step (loop/records.py) as the metric custom/NAME, in metrics.jsonl and
-        in curves.png. If there are several devices, each has a Step of its own, and the mean over the
-        questions of all devices is logged.
+        in curves.png. If there are several devices, each has a Step of its own, and the mean over
+        the questions of all devices is logged.
 """
 
 import copy

@@ -118,7 +118,7 @@ def describe_step(algorithm, rule, questions):
         line += f", up to {algorithm.max_rollouts} times"
     if k == G:
         return f"{line}; all are trained on."
-    number = f"at most {k}" if algorithm.ks else f"the {k}"
+    number = f"at most {k}" if algorithm.k_by_difficulty else f"the {k}"
     chosen = "with the largest |A|" if rule == "largest_abs" else f"that the rule {rule} chooses"
     return f"{line}; {number} of each {G} {chosen} are trained on."
 

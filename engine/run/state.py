@@ -166,7 +166,7 @@ class Run:
             state.recent_kl = [*state.recent_kl, of_step.metrics["kl"]][-WINDOW:]
         for skipped in of_step.skipped:
             state.skipped_in_a_row = state.skipped_in_a_row + 1 if skipped else 0
-        if self.algorithm.ks:
+        if self.algorithm.k_by_difficulty:
             state.past += ranks.gather(of_step.rollout.total.mean(1).tolist())
 
     def look_at_rewards(self, of_step):

@@ -296,7 +296,8 @@ def test_a_run_logs_each_reward_and_their_weighted_sum(small, tmp_path, mine, ca
     total = sum(weight * row[f"reward/{name}"] for name, weight in weights.items())
     assert row["reward"] == pytest.approx(total, rel=1e-5)
     assert row["accuracy"] == row["reward/toy_accuracy"] and row["reward_failures"] == 0
-    assert row["frac_reward_zero_std/nan"] == 1.0 and row["frac_reward_zero_std/short"] < 1  # it is always 2
+    # nan's is always 2
+    assert row["frac_reward_zero_std/nan"] == 1.0 and row["frac_reward_zero_std/short"] < 1
     capsys.readouterr()
     go(small, tmp_path / "other", *words, "--check_rewards")
     said = capsys.readouterr().out
@@ -333,7 +334,8 @@ def test_the_metrics_of_five_questions_by_hand():
     expected = {
         "accuracy": 2 / 7, "answer_not_found": 6 / 7, "all_right": 1 / 4, "all_wrong": 2 / 4,
         "reward": 10 / 10, "reward/reward_0": 1 / 7, "reward/reward_1": 9 / 8,
-        "frac_reward_zero_std": 1 / 5, "frac_reward_zero_std/reward_0": 0.0, "frac_reward_zero_std/reward_1": 1 / 4,
+        "frac_reward_zero_std": 1 / 5, "frac_reward_zero_std/reward_0": 0.0,
+        "frac_reward_zero_std/reward_1": 1 / 4,
         "tokens_without_logp": 2, "entropy": 3.0,
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)

@@ -12,13 +12,15 @@ from tools.doctor import main
 
 # --- made-up runs ---
 
+SAME = "frac_reward_zero_std"  # the rewards of a group are all the same
+
 
 def logged(folder, steps=10, completions=("<answer>2</answer>",), options=(), **metrics):
     """What the doctor says of a run in which nothing else is wrong. Its first reward is a.
     metrics: {name: its value in all steps, or a list of its values}."""
     usual = {
-        "accuracy": 0.5, "reward": 0.5, "reward/a": 0.5, "frac_reward_zero_std": 0.1, "frac_reward_zero_std/a": 0.1,
-        "kl": 0.1, "approx_kl": 0.001, "lr": 1e-3,
+        "accuracy": 0.5, "reward": 0.5, "reward/a": 0.5, SAME: 0.1, f"{SAME}/a": 0.1, "kl": 0.1,
+        "approx_kl": 0.001, "lr": 1e-3,
     }
     lists = {
         name: value if isinstance(value, list) else [value] * steps
@@ -71,8 +73,8 @@ def pruning(algorithm, keep="largest_abs", rate=0.75):
 @pytest.mark.parametrize("said, name, healthy, faulty, more", [
     (("Correct the reward function that fails", "It raises"), "reward_failures",
      once(0.009), once(0.011), {}),
-    (("Correct your function of the advantages", "Rewards differ"), "frac_reward_zero_std", 0.99, 1.0,
-     {"frac_reward_zero_std/a": change(0.1, 1.0)}),
+    (("Correct your function of the advantages", "Rewards differ"), SAME, 0.99, 1.0,
+     {f"{SAME}/a": change(0.1, 1.0)}),
     (("Lower --lr, or look for NaN", "Updates are skipped"), "skipped_updates",
      once(0.19), once(0.21), {}),
     (("Let the function of --keep", "No completion is kept"), "kept", once(1), 0, {}),
@@ -88,16 +90,17 @@ def pruning(algorithm, keep="largest_abs", rate=0.75):
     (CUT, "truncated", 0.49, 0.51, {"accuracy": 0.4, "steps": 7}),
     (NO_ANSWER, "answer_not_found", 0.49, 0.51, {"accuracy": 0.05}),
     (NO_ANSWER, "accuracy", 0.11, 0.09, {"answer_not_found": 0.6}),
-    (NO_ANSWER, "answer_not_found", 0.96, 0.94, {"accuracy": 0.05}),  # the reward reads in another way
-    (NEVER, "frac_reward_zero_std/a", 0.59, 1.0, {"accuracy": 0.0}),
-    (NEVER, "frac_reward_zero_std/a", 0.59, 1.0, {"accuracy": 0.0, "completions": ["<answer>2.0</answer>"]}),
-    (HARD, "frac_reward_zero_std/a", 0.59, 0.61, {"accuracy": 0.09}),
-    (HARD, "frac_reward_zero_std/a", 0.98, 1.0, {"accuracy": 0.0, "completions": ["3"], "steps": 1}),
+    # the reward reads in another way
+    (NO_ANSWER, "answer_not_found", 0.96, 0.94, {"accuracy": 0.05}),
+    (NEVER, f"{SAME}/a", 0.59, 1.0, {"accuracy": 0.0}),
+    (NEVER, f"{SAME}/a", 0.59, 1.0, {"accuracy": 0.0, "completions": ["<answer>2.0</answer>"]}),
+    (HARD, f"{SAME}/a", 0.59, 0.61, {"accuracy": 0.09}),
+    (HARD, f"{SAME}/a", 0.98, 1.0, {"accuracy": 0.0, "completions": ["3"], "steps": 1}),
     # how it begins says which it is
-    (ALWAYS, "frac_reward_zero_std/a", 0.59, 0.61, {"accuracy": [0.0, 0.22] * 2 + [0.0] * 6}),
-    (ALWAYS, "frac_reward_zero_std/a", 0.59, 0.61, {"accuracy": 0.89}),
-    (ALWAYS, "accuracy", around(0.5, 0.67), around(0.5, 0.66), {"frac_reward_zero_std/a": 0.9}),
-    (EASY, "frac_reward_zero_std/a", 0.59, 0.61, {"accuracy": [1.0, 0.82] * 2 + [0.85] * 6}),
+    (ALWAYS, f"{SAME}/a", 0.59, 0.61, {"accuracy": [0.0, 0.22] * 2 + [0.0] * 6}),
+    (ALWAYS, f"{SAME}/a", 0.59, 0.61, {"accuracy": 0.89}),
+    (ALWAYS, "accuracy", around(0.5, 0.67), around(0.5, 0.66), {f"{SAME}/a": 0.9}),
+    (EASY, f"{SAME}/a", 0.59, 0.61, {"accuracy": [1.0, 0.82] * 2 + [0.85] * 6}),
     (AWAY, "truncated", change(0.0, 0.19), change(0.0, 0.21), {}),
     (AWAY, "truncated", change(0.0, 0.19), change(0.0, 0.21), GRADED | {"reward": RISES}),
     (SHORT, "length", change(9.0, 4.6), change(9.0, 4.4), {}),
@@ -123,11 +126,11 @@ def test_each_finding_from_both_sides_of_its_limit(said, name, healthy, faulty, 
 def test_of_several_faults_the_cause_comes_first(tmp_path):
     """Each fault is mended, and the next one appears."""
     faults = {
-        "reward_failures": (0.1, "It raises"), "frac_reward_zero_std": (1.0, "Rewards differ"),
+        "reward_failures": (0.1, "It raises"), SAME: (1.0, "Rewards differ"),
         "skipped_updates": (0.1, "Updates are skipped"), "kept": (0, "No completion is kept"),
         "grad_norm": ([1] * 9 + [999], LARGE[1]), "sampler_logp_diff": (1.0, "Sampler and trainer"),
         "truncated": (change(0.2, 1.0), CUT[1]), "answer_not_found": (0.9, NO_ANSWER[1]),
-        "frac_reward_zero_std/a": (0.9, HARD[1]), "length": (change(9.0, 1.0), SHORT[1]),
+        f"{SAME}/a": (0.9, HARD[1]), "length": (change(9.0, 1.0), SHORT[1]),
         "clip_fraction": (0.5, CLIP[1]), "lr": (0.0, STILL[1]),
         "accuracy": (change(0.09, 0.01), BELOW[1]),
     }  # fmt: skip
