@@ -43,7 +43,7 @@ def to_number(text):
     there may be a unit, in words that do not change its value. So "$1,234.50" and "1234.5 dollars"
     are the same number, "\\frac{3}{4}" and "¾" are 0.75, "2 1/2" is 2.5, "1.5\\times10^3" and
     "1500元" are 1500. These are None: "minus 5", "18 million", "3 fourths", "12 or 13", "1e3",
-    "10-5", "Ann has 18", "0.333…", an state division ("36/2"), a text over 100 characters.
+    "10-5", "Ann has 18", "0.333…", an unfinished division ("36/2"), a text over 100 characters.
     """
     found = number_and_unit(text)
     return found and found[0]

@@ -148,9 +148,9 @@ class Learning:
                 toy_model.long_demonstration, operands=self.size.operands, **self.size.texts)
             toy_model.warm_start(
                 model, tokenizer, demonstrate=demonstrate, **self.size.warm_start)
-            state = folder.with_suffix(".state")
-            toy_model.save(state, model, tokenizer)
-            state.rename(folder)
+            unfinished = folder.with_suffix(".unfinished")
+            toy_model.save(unfinished, model, tokenizer)
+            unfinished.rename(folder)
         return str(folder)
 
     def run(self, method, rate, seed, seconds):

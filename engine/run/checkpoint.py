@@ -50,18 +50,18 @@ def save(run_dir, networks, state):
     is full, the reason is told, and all earlier checkpoints are still there.
     """
     progress.say("saving")
-    state = Path(run_dir, "state-checkpoint")
+    unfinished = Path(run_dir, "unfinished-checkpoint")
     weights = None  # save_pretrained finds whole weights by itself
     if networks.policy.sharded:  # to the memory of the first rank's host
         parts = shards.full_state_dict(networks.model)
         weights = {name: tensor.cpu() for name, tensor in parts if ranks.rank() == 0}
     problem = (
-        problem_of(save_model, state, networks, weights, state)
-        or problem_of(save_tensors, state, networks)
-        or problem_of(finish, state, run_dir, state))
+        problem_of(save_model, unfinished, networks, weights, state)
+        or problem_of(save_tensors, unfinished, networks)
+        or problem_of(finish, unfinished, run_dir, state))
     if problem:
         if ranks.rank() == 0:
-            shutil.rmtree(state, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
         progress.note(f"step {state.step}: the checkpoint could not be written ({problem}). "
                       f"{how_to_resume(run_dir)}")
     return not problem
