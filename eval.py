@@ -46,7 +46,7 @@ from engine.scoring.score import (
     is_custom,
     is_grade,
     load_rewards,
-    read,
+    read_answer,
     reward_columns,
     score,
 )
@@ -56,7 +56,7 @@ from tasks.table import TASKS, base_model, task_of
 # --- sampling and judging ---
 
 
-def evaluate(
+def sample_and_judge(
     sampler, tokenizer, questions, is_right, sampling, *,
     samples=1, batch_size=256, seed=42, label="eval", path=None, part="sampled", earlier=(),
 ):  # fmt: skip
@@ -122,19 +122,19 @@ def key_of(records):
 def answer_of(judge, completion):
     """The answer of a completion as the reward `judge` reads it, or None. Equal numbers are one
     answer."""
-    answer = read(judge, completion)
+    answer = read_answer(judge, completion)
     number = None if answer is None else to_number(answer)
     return answer if number is None else number
 
 
-def examine(
+def evaluate(
     sampler, tokenizer, questions, is_right, sampling, *, samples=1, measure="accuracy", **options
 ):
     """Greedy accuracy, and avg@`samples` and the like (0: leave them out).
 
     measure: "reward", if an is_right of the user's own is known to be no verdict. Then its mean
     comes in place of these.
-    options: batch_size, seed, label, path and earlier, as for `evaluate`.
+    options: batch_size, seed, label, path and earlier, as for `sample_and_judge`.
     Returns {"greedy": …, "sampled": …, "seconds": of the sampled part, "examples": 3 questions,
     "measure": …}; {} without a question.
     """
@@ -146,7 +146,7 @@ def examine(
     summary, found = {}, {}
     for part, k, how in parts:
         begin = time.perf_counter()
-        records = evaluate(
+        records = sample_and_judge(
             sampler, tokenizer, questions, is_right, how, samples=k, part=part, **options)
         if all(record["score"] is None for record in records):
             raise UserError("the reward that judges an evaluation applies to none of its "
@@ -224,7 +224,7 @@ def evaluate_benchmark(benchmark, rows, asked, config, model, tokenizer, folder)
     sampler = Sampler(model, tokenizer)
     if config.sampler != "builtin":
         sampler = make_sampler(config.sampler, model, sampler, tokenizer, sampling)
-    summary = examine(
+    summary = evaluate(
         sampler, tokenizer, questions, reward.function, sampling,
         samples=config.samples, measure=config.measure, batch_size=config.batch_size,
         seed=config.seed, label=benchmark, path=path, earlier=ranks.from_first(earlier))

@@ -35,15 +35,15 @@ from engine.data.questions import rows_of_run
 from engine.model.critic import compute_advantages
 from engine.report import logs
 from engine.report.findings import first_sentence, of_one_step
-from engine.report.metrics import summarize
+from engine.report.metrics import step_metrics
 from engine.report.plan_command import print_plan
-from engine.report.preview import show
+from engine.report.preview import print_preview
 from engine.run import checkpoint
-from engine.run.begin import begin, open_run
+from engine.run.begin import begin_run, open_run
 from engine.run.folder import exclusive_run_folder, how_to_resume, keep_options, run_folder
 from engine.run.interrupt import Interrupt, as_user_error
 from engine.scoring.score import is_grade
-from eval import examine, sample_batch
+from eval import evaluate, sample_batch
 from loop.batches import split_into_mini_batches
 from loop.records import FIRST_STEP, Parts, Step, TrainingProgress
 from loop.rollout import sample_and_score
@@ -88,20 +88,20 @@ def train_step(parts, questions, rng, so_far=FIRST_STEP, more=None):
             # 6 μ updates on the kept completions
             stats, skipped = update(networks, minibatches, algorithm, limits)
             networks.sync_sampler()
-    metrics = summarize(rollout, advantages, kept) | NO_UPDATE | stats | clock.seconds()
+    metrics = step_metrics(rollout, advantages, kept) | NO_UPDATE | stats | clock.seconds()
     return Step(metrics, rollout, advantages, kept, skipped)
 
 
 def train(config, algorithm, device, rows, notes):
     """The whole run. Returns the exit code: 130 after Ctrl-C, otherwise 0 (also after SIGTERM)."""
-    run, more_notes = begin(config, algorithm, device, rows)
+    run, more_notes = begin_run(config, algorithm, device, rows)
     state, folder, notes = run.state, config.run.output_dir, notes + more_notes
     parts = Parts(run.networks, algorithm, run.reward_functions, config.sampling,
                   Limits(run.micro_batch_tokens))
     logs.announce(config, run, notes)
     keep_options(folder, config)
     if not config.run.resume:
-        state.before = evaluate(run, "evaluation before", run.test)
+        state.before = evaluate_run(run, "evaluation before", run.test)
         checkpoint.save_or_stop(folder, run.networks, state)
 
     log = logs.Logs(config, state, run.networks.tokenizer, lambda i: greedy_answer(run, i))
@@ -116,7 +116,7 @@ def train(config, algorithm, device, rows, notes):
             run.count(step)
             run.look_at_rewards(step)
             if run.evaluates:
-                scores = evaluate(run, "evaluation", run.to_choose, samples=0)
+                scores = evaluate_run(run, "evaluation", run.to_choose, samples=0)
                 step.metrics.update(run.count_evaluation(scores))
             # the log
             step.metrics.update(run.measure(step))
@@ -132,15 +132,15 @@ def train(config, algorithm, device, rows, notes):
     del parts  # so the networks can leave the memory
     if run.went_too_far:
         notes.append(run.go_back())
-    after = evaluate(run, "evaluation after", run.test, path=logs.begin_answers(run))
-    logs.finish(algorithm, run, after, notes)
+    after = evaluate_run(run, "evaluation after", run.test, path=logs.begin_answers(run))
+    logs.write_summary(algorithm, run, after, notes)
     return 0
 
 
-def evaluate(run, label, questions, samples=1, path=None):
+def evaluate_run(run, label, questions, samples=1, path=None):
     """The scores of the policy on questions; {} if there are none. path: where its answers go."""
     networks = run.networks
-    scores = examine(
+    scores = evaluate(
         networks.sampler, networks.tokenizer, questions, run.is_right, run.config.sampling,
         samples=samples, measure=run.config.data.measure, seed=run.seed, label=label, path=path)
     if scores.get("measure") == "reward":
@@ -158,13 +158,13 @@ def greedy_answer(run, i):
 
 def check_rewards(config, algorithm, device, rows):
     """--check_rewards: steps 1 and 2 of the first step, printed."""
-    run, notes = begin(config, algorithm, device, rows)
+    run, notes = begin_run(config, algorithm, device, rows)
     logs.announce(config, run, notes)
     parts = Parts(run.networks, algorithm, run.reward_functions, config.sampling, limits=None)
     rng = random.Random(f"{run.seed} 1 0")
     rollout = sample_and_score(
         parts, run.next_questions(), rng, Clock(device), more=run.next_questions)
-    metrics, sample = show(rollout, run.algorithm, run.networks.tokenizer)
+    metrics, sample = print_preview(rollout, run.algorithm, run.networks.tokenizer)
     if any(is_grade(run.reward_functions[0].function, x) for x in rollout.rewards[0].flatten()):
         config.data.measure = "reward"
     if finding := of_one_step(metrics, sample, config.options):

@@ -67,7 +67,7 @@ SEEDS, PILOT_SEED = (1, 2, 3, 4, 5), 0
 
 def run(folder, setting, seed):
     """The figures of one run. A run that is stored is read."""
-    stored = {line["run"]: line["figures"] for line in files.read(RUNS)}
+    stored = {line["run"]: line["figures"] for line in files.read_lines(RUNS)}
     if folder.name in stored:
         return stored[folder.name]
     figures = figures_of(folder, setting, seed)
@@ -90,7 +90,7 @@ def figures_of(folder, setting, seed):
         options["rewards"].append("format_reward")
     found = one_run(folder, options)
 
-    rows = files.read(folder / "metrics.jsonl")
+    rows = files.read_lines(folder / "metrics.jsonl")
     half = rows[len(rows) // 2 :]
     figures = {name: found[name] for name in ("sampled", "greedy", "base", "length")}
     for name in ("wrong", "wrong_kept", "wrong_weight"):

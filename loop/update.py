@@ -147,7 +147,7 @@ def learn_policy(policy, batch, mask, algorithm, sums):
         logp, old_logp, batch.advantages, mask, ref_logp=batch.ref_logp, weights=weights, **wanted)
     loss.backward()
     batch = replace(batch, old_logp=old_logp, sampled_logp=sampled_logp, weights=weights)
-    measured = measure(batch, mask, logp.detach(), entropy.detach(), stats)
+    measured = update_sums(batch, mask, logp.detach(), entropy.detach(), stats)
     sums.add(measured | {"loss": loss.detach()})
     return batch
 
@@ -160,7 +160,7 @@ def learn_critic(critic, batch, mask, sums):
     sums.add({"value_loss": loss.detach()})
 
 
-def measure(batch, mask, logp, entropy, stats):
+def update_sums(batch, mask, logp, entropy, stats):
     """{name: a sum over the tokens, or a maximum} of a micro-batch.
 
     mask, logp, entropy: (N, T). stats: of the loss. A loss of your own may return more than ours.

@@ -23,10 +23,10 @@ def test_accuracy_is_the_share_of_right_completions(loaded, tmp_path):
     model, tokenizer = loaded
     [row], _ = load_questions("toy", tokenizer, split="test", limit=1)
     questions = [row | {"answer": str(i % 2)} for i in range(7)]  # 0 1 0 1 0 1 0
-    summary = evaluation.examine(
+    summary = evaluation.evaluate(
         Sampler(model, tokenizer), tokenizer, questions, always("1"), Sampling(8), samples=3,
         batch_size=6, path=tmp_path / "answers")  # two questions in a batch
-    records = files.read(tmp_path / "answers")
+    records = files.read_lines(tmp_path / "answers")
     greedy, sampled = ([r for r in records if r["part"] == p] for p in ("greedy", "sampled"))
     assert summary["greedy"]["accuracy"] == summary["sampled"]["accuracy"] == pytest.approx(3 / 7)
     assert [r["index"] for r in sampled] == [i for i in range(7) for _ in range(3)]
@@ -62,7 +62,7 @@ def test_a_question_to_which_the_judge_does_not_apply_is_left_out(loaded):
 
     model, tokenizer = loaded
     rows = [{"question": "1=?", "prompt": [4], "answer": answer} for answer in ("1", "2")]
-    examined = partial(evaluation.examine, Sampler(model, tokenizer), tokenizer)
+    examined = partial(evaluation.evaluate, Sampler(model, tokenizer), tokenizer)
     found = examined(rows, first_task, Sampling(4), samples=2)
     assert [record["index"] for record in found["examples"]] == [0]
     assert found["sampled"]["accuracy"] == found["sampled"]["questions"] == 1
@@ -122,7 +122,7 @@ def test_several_benchmarks_each_with_its_setting(tmp_path, capsys):
     assert (summary["questions"], summary["max_new_tokens"]) == (2, 9)
     assert (summary["judge"], toy["judge"]) == ("gsm8k_accuracy", "toy_accuracy")
     assert summary["system_prompt"] == SYSTEM_PROMPT and "sampled" not in summary
-    answers = files.read(tmp_path / "out/eval-mine.jsonl")[1:]
+    answers = files.read_lines(tmp_path / "out/eval-mine.jsonl")[1:]
     assert [row["question"] for row in answers] == ["1+1=?", "2+2=?"]
 
 

@@ -129,7 +129,7 @@ def test_a_run_takes_a_sampler_of_ones_own(own, tmp_path):
              "--warmup", "0", "--model", f"{tmp_path}/model", "--questions_per_step", "1",
              "--rewards", "examples/my_reward.py:brevity", "--dtype", "float32"]
     assert train.main([*words, "--steps", "2", "--output_dir", f"{tmp_path}/run"]) == 0
-    first, second = files.read(tmp_path / "run/metrics.jsonl")
+    first, second = files.read_lines(tmp_path / "run/metrics.jsonl")
     assert first["approx_kl"] > 1e-2
     assert first["sampler_logp_diff_max"] < 1e-3 and second["sampler_logp_diff_max"] < 1e-3
     with pytest.raises(UserError, match="leave out --lora"):

@@ -119,7 +119,7 @@ def test_two_steps_train_it_and_the_checkpoint_is_the_trained_model(name, tmp_pa
     shape, options, *_ = CASES[name]
     source = make(tmp_path / "model", name)
     folder, model, tokenizer = go(source)
-    assert [row["skipped_updates"] for row in files.read(folder / "metrics.jsonl")] == [0, 0]
+    assert [row["skipped_updates"] for row in files.read_lines(folder / "metrics.jsonl")] == [0, 0]
     before = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     assert all((p != q).any() for p, q in zip(before.parameters(), model.parameters(), strict=True))
     assert not any(module.training and module.p for module in model.modules()

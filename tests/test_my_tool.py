@@ -138,12 +138,12 @@ def test_a_run_and_its_evaluation_call_the_tool(tmp_path):
     task = ["--sampler", "examples/my_tool.py:WithCalculator"]
     train.main([*task, "--dataset", "toy_tool", "--questions_per_step", "2", "--steps", "1",
                 "--eval_questions", "16", "--output_dir", str(tmp_path)])
-    [row] = files.read(tmp_path / "metrics.jsonl")
+    [row] = files.read_lines(tmp_path / "metrics.jsonl")
     assert row["tool_calls"] > 0.2 and "<result>" in (tmp_path / "samples.jsonl").read_text()
 
     evaluation.main(
         [*task, "--model", str(tmp_path), "--benchmark", "toy_tool", "--questions", "16"])
-    answers = files.read(tmp_path / "eval-toy_tool.jsonl")[1:]
+    answers = files.read_lines(tmp_path / "eval-toy_tool.jsonl")[1:]
     called = [row for row in answers if "<result>" in row["completion"]]
     for row in called:  # without the tool's tokens, with the EOS
         own = re.sub(r"<result>.*?</result>", "", row["completion"])

@@ -352,7 +352,7 @@ def test_a_reference_a_critic_and_the_past_survive_a_resume(
 @pytest.mark.slow
 def test_stop_kl_ends_a_run_with_the_checkpoint_from_before(small, tmp_path, monkeypatch, capsys):
     """Without β; and after a resume, with the same limit and a larger one."""
-    real, evaluated, real_build, models = train.examine, {}, state.build, []
+    real, evaluated, real_build, models = train.evaluate, {}, state.build, []
 
     def build(*words):
         assert not any(model() for model in models)  # no two are in memory at once
@@ -366,7 +366,7 @@ def test_stop_kl_ends_a_run_with_the_checkpoint_from_before(small, tmp_path, mon
         return real(sampler, *words, label=label, **more)
 
     monkeypatch.setattr(begin, "load_rewards", lambda *_: named(number_of_digits))
-    monkeypatch.setattr(train, "examine", examine)
+    monkeypatch.setattr(train, "evaluate", examine)
     monkeypatch.setattr(begin, "build", build)
     monkeypatch.setattr(state, "build", build)
     words = ["--beta", "0", "--seed", "1", "--save_every", "2", "--minibatches", "1",
@@ -446,12 +446,12 @@ def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # with this seed every step has a signal, and so a loss
     assert go(small, "run", "--seed", "1") == 0
-    rows = files.read("run/metrics.jsonl")
+    rows = files.read_lines("run/metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert all(math.isfinite(x) for row in rows for x in row.values())
     summary = json_of(tmp_path / "run/summary.json")
     assert summary["questions"] == 24 and {"before", "after"} <= set(summary)
-    assert len(files.read("run/samples.jsonl")) == 3
+    assert len(files.read_lines("run/samples.jsonl")) == 3
 
     # the checkpoint is a Hugging Face folder, and eval.py finds it by the run's name
     evaluation.main(["--model", "run", "--questions", "8", "--samples", "2"])
@@ -499,6 +499,6 @@ def test_a_row_with_a_rule_of_its_own_is_listed_trains_and_resumes(small, tmp_pa
     assert (options["keep"], options["steps"]) == (name, 2)
     # without β there is no reference
     assert [row["kl"] for row in metrics_of(tmp_path / "run")] == [0, 0]
-    for sample in files.read(tmp_path / "run/samples.jsonl"):
+    for sample in files.read_lines(tmp_path / "run/samples.jsonl"):
         kept = [row["kept"] for row in sample["completions"]]
         assert kept == [True] * 2 + [False] * 6

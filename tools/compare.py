@@ -47,10 +47,10 @@ def compare_answers(paths):
     print("the difference from the first one, its 95 % interval, and p of a paired test:")
     for part in answers[0]:
         if all(part in own for own in answers):
-            values = [values_of(own[part], key) for own in answers]
+            values = [values_by_question(own[part], key) for own in answers]
             means = [f"{fmean(own.values()):.4f}" for own in values]
             differences = [difference(values[0], own, key) for own in values[1:]]
-            show(f"{part} {measure}", paths, means, differences)
+            print_values(f"{part} {measure}", paths, means, differences)
 
 
 def note_other_setting(setting, other):
@@ -61,14 +61,14 @@ def note_other_setting(setting, other):
             print(f"note: not the same {key}: {one!r:.60} and {two!r:.60}.")
 
 
-def values_of(records, key):
+def values_by_question(records, key):
     """{(number, question): the mean of this key of the answers to it}"""
     groups = group_by_question(records, key)
     return {(group[0]["index"], group[0]["question"]): mean_value(group, key) for group in groups}
 
 
 def difference(before, after, key):
-    """The difference between what two models answer, in words. before, after: of `values_of`."""
+    """The difference between what two models answer, in words. before, after: of `values_by_question`."""
     if before.keys() != after.keys():
         raise UserError("these are not answers to the same questions: only answers to the same "
                         "questions can be compared, of evaluations that have ended.")
@@ -94,7 +94,7 @@ def compare_runs(folders, x, output_dir):
     for column, title in AXES.values():
         sums = [sum(row[column] for row in rows) for rows in lines.values()]
         values = [f"{total:,.1f}".removesuffix(".0") for total in sums]
-        show(title, lines, values, [f"{total / sums[0]:.2f} times" for total in sums[1:]])
+        print_values(title, lines, values, [f"{total / sums[0]:.2f} times" for total in sums[1:]])
     from engine.report.curves import curves_of_runs  # matplotlib takes half a second to import
 
     output_dir = Path(output_dir or Path(folders[0]).parent)
@@ -105,7 +105,7 @@ def compare_runs(folders, x, output_dir):
 
 def lines_of_run(folder):
     """The lines of metrics.jsonl of a run."""
-    lines = files.read(Path(folder, "metrics.jsonl"))
+    lines = files.read_lines(Path(folder, "metrics.jsonl"))
     if not lines or not Path(folder, "run.json").is_file():
         raise UserError(f"{folder} holds no run with at least one step: name another folder. To "
                         "compare two evaluations, name their files, eval-NAME.jsonl.")
@@ -125,7 +125,7 @@ def answers_of_runs(folders):
     return paths
 
 
-def show(title, names, values, changes):
+def print_values(title, names, values, changes):
     """Print a line for each run or file. changes: from the first one, of all others."""
     width = max(map(len, names))
     for name, value, change in zip(names, values, ["", *changes]):

@@ -27,7 +27,7 @@ def append(path, *rows):
         file.write(as_lines(rows))
 
 
-def read(path):
+def read_lines(path):
     """The rows of a log, without lines that cannot be read: a program that is killed leaves such a
     line. No file: []."""
     path, rows = Path(path), []

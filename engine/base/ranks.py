@@ -88,7 +88,7 @@ def over_all_groups(advantages, rollout):
     return advantages(replace(rollout, rewards=rewards)).split(questions)[rank()]
 
 
-def share(things):
+def split_over_ranks(things):
     """This rank's share of a list: things r, r + world size …"""
     return things[rank() :: world_size()]
 

@@ -47,7 +47,8 @@ def read_rows(name, split="train", limit=None, model=None, columns=None):
     source = task.source
     most = limit or getattr(task, f"{split}_questions")
     if isinstance(source, Hub):
-        dataset = load(name, source.path, source.configuration, split=getattr(source, split))
+        hub_split = getattr(source, split)
+        dataset = load_dataset(name, source.path, source.configuration, split=hub_split)
         rows = Rows(dataset, (source.question, source.answer))
     elif source:
         return list(islice(source(split), most))
@@ -186,12 +187,12 @@ def open_file(name, split="train", columns=None):
     refuse_unknown(name)
     named, path, kind = named_columns(columns), Path(name), format_of(name)
     if not path.is_file():
-        dataset = load(name, name, split=split)
+        dataset = load_dataset(name, name, split=split)
         return Rows(dataset, find_columns(dataset, name, named))
     if not path.stat().st_size:
         raise UserError(f"{name} is empty: it must hold questions.")
     options = {"keep_default_na": False} if kind == "csv" else {}
-    dataset = load(name, kind, data_files=name, split="train", **options)
+    dataset = load_dataset(name, kind, data_files=name, split="train", **options)
     rows = Rows(dataset, find_columns(dataset, name, named))
     with path.open("rb") as file:
         # the same content elsewhere is the same data set
@@ -199,7 +200,7 @@ def open_file(name, split="train", columns=None):
     return rows
 
 
-def load(name, *arguments, **options):
+def load_dataset(name, *arguments, **options):
     """A data set of the library `datasets`."""
     local = Path(name).exists()
     if not local:
@@ -217,7 +218,8 @@ def load(name, *arguments, **options):
     except Exception as error:  # of pyarrow, pandas, the hub, …
         reason = one_line(error.__cause__ or error)
     for file in filter(format_of, map(str, Path(name).rglob("*"))):
-        load(file, format_of(file), data_files=file, split="train")  # tells which file it is
+        # tells which file it is
+        load_dataset(file, format_of(file), data_files=file, split="train")
     cure = "correct the file" if local else "go online, or name a file of questions in place of it"
     if name.endswith(".jsonl"):
         reason = first_mistake(name) or reason

@@ -32,7 +32,7 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
 
     name = resolve_model(name)
     weights = choose_dtype(dtype, device, TINY) if frozen else torch.float32
-    model, tokenizer = read(name, weights)
+    model, tokenizer = read_model(name, weights)
     if frozen and choose_dtype(dtype, device, model.num_parameters()) != weights:
         # a tiny model: its weights would be rounded for nothing
         return load_model(name, device, "float32", frozen=True)
@@ -63,7 +63,7 @@ def keep_freed_memory():
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
-def read(name, dtype):
+def read_model(name, dtype):
     """(model, tokenizer) as transformers reads them. Code that a model brings is never run."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

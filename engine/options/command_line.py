@@ -40,14 +40,14 @@ def records(config):
     return found or [config]
 
 
-def options_of(config):
+def option_fields(config):
     """[(record, field)] of all options of a config."""
     return [(record, f) for record in records(config) for f in fields(record) if f.metadata]
 
 
 def flat(config):
     """{name: value} of all options of a config."""
-    return {f.name: getattr(record, f.name) for record, f in options_of(config)}
+    return {f.name: getattr(record, f.name) for record, f in option_fields(config)}
 
 
 def compose(config_class, values):
@@ -95,7 +95,7 @@ def parser_of(config_class):
     first = parser.add_argument_group("most used")
     for record in records(config_class()):
         group = parser.add_argument_group(getattr(record, "_argument_group_name", None))
-        for _, f in options_of(record):
+        for _, f in option_fields(record):
             place = first if f.name in most_used else group
             place.add_argument(f"--{f.name}", **argument_of(f))
     return parser
@@ -151,9 +151,9 @@ def parse_given(config_class, argv):
     The command line wins. Raises UserError at a mistake.
     """
     parser = parser_of(config_class)
-    values = read(parser, argv)
+    values = parse_words(parser, argv)
     if recipe := values.get("recipe"):
-        values = read(parser, words_of(recipe), f"the recipe {recipe}: ") | values
+        values = parse_words(parser, words_of(recipe), f"the recipe {recipe}: ") | values
     if "" in (values.get("stop") or ()):
         raise UserError("--stop is given an empty text: give it a text, or leave it out.")
     return {name: value for name, value in values.items() if value not in (None, [None])}
@@ -164,7 +164,7 @@ def parse(config_class, argv):
     return compose(config_class, parse_given(config_class, argv))
 
 
-def read(parser, words, source=""):
+def parse_words(parser, words, source=""):
     """{name: value} of words. source: where they come from, for a message."""
     try:
         values, unknown = parser.parse_known_args(words)

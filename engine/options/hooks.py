@@ -20,10 +20,11 @@ def load_metrics(path):
     the user's file, or None. Raises UserError if the file has no metrics."""
     if path is None:
         return lambda step: {}
-    return partial(measure, builtin_or_custom(f"{path}:metrics", {}, "metrics", "--hooks"), path)
+    function = builtin_or_custom(f"{path}:metrics", {}, "metrics", "--hooks")
+    return partial(custom_metrics, function, path)
 
 
-def measure(metrics, path, step):
+def custom_metrics(metrics, path, step):
     numbers = []
     questions = step.rollout.questions
     if questions:  # else there is nothing to measure

@@ -16,7 +16,7 @@ from engine.data.questions import fingerprint
 def read_answers(path):
     """(setting, {part: its records}) of a file of answers, without lines that cannot be read.
     Raises UserError if eval.py has not written the file."""
-    match files.read(path):
+    match files.read_lines(path):
         case [{"setting": setting}, *records]:
             answers = {}
             for record in records:
@@ -76,7 +76,7 @@ MEANS = {  # what a score is the share of
 }
 
 
-def report(part, scores):
+def print_scores(part, scores):
     """Print the scores of one part, "greedy" or "sampled", with their intervals."""
     average = "greedy" if part == "greedy" else f"avg@{scores['samples']}"
     for name, (low, high) in scores["intervals"].items():
@@ -122,7 +122,7 @@ def write_scores(path, setting, asked, notes, summary):
         print(f"  note: {note}")
     for part in ("greedy", "sampled"):
         if part in summary:
-            report(part, summary[part])
+            print_scores(part, summary[part])
     print(f"  written: {scores} and {path.name}")
 
 

@@ -27,7 +27,7 @@ def curves(folder, algorithm, measure, tested):
     show the greedy accuracy of --eval_every. measure: "accuracy" or "reward". tested: what it was
     before and after training, in words: the title of its panel; [] if nothing was evaluated.
     """
-    rows = files.read(Path(folder, "metrics.jsonl"))
+    rows = files.read_lines(Path(folder, "metrics.jsonl"))
     questions = list(accumulate(row["questions"] for row in rows))
     colour = colour_of(algorithm)
     figure = Figure()

@@ -17,7 +17,7 @@ from statistics import fmean, pvariance
 from answers import gold_answer, same_number
 from engine.base import files, progress
 from engine.run.folder import options_of
-from engine.scoring.score import read
+from engine.scoring.score import read_answer
 
 # AdamW moves a weight by at most about the learning rate in each update; CPPO's recipe adds up to
 # 1e-3
@@ -70,7 +70,7 @@ def right_and_wrong(samples, first):
     for sample in samples:
         gold = gold_answer(sample["answer"])
         for text in texts_of([sample]):
-            answer = read(first, text)
+            answer = read_answer(first, text)
             is_right = answer == gold or same_number(answer or "", gold)
             (right if is_right else wrong).append(text)
     return right, wrong
@@ -226,11 +226,11 @@ def findings_of_small_updates(m, options):
 
 def diagnosis(run_dir):
     """(the conclusion, {name: Metric}, how many steps were looked at) of a run."""
-    rows = files.read(Path(run_dir, "metrics.jsonl"))
+    rows = files.read_lines(Path(run_dir, "metrics.jsonl"))
     if not rows:
         return "", {}, 0
     m, steps, options = metrics_of(rows), len(rows), options_of(run_dir)
-    samples = files.read(Path(run_dir, "samples.jsonl"))
+    samples = files.read_lines(Path(run_dir, "samples.jsonl"))
     measure = options.get("measure", "accuracy")
     if measure == "reward":
         m.pop("accuracy", None)  # of the steps in which the reward seemed to be a verdict

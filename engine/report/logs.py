@@ -37,7 +37,7 @@ class Logs:
         self.tokenizer, self.ask = tokenizer, ask
         self.folder, self.first = Path(config.run.output_dir), ranks.rank() == 0
         if self.first:
-            begin(self.folder, state.step)
+            trim_logs(self.folder, state.step)
         short = config.sampling.max_new_tokens <= SHORT
         examples = state.before.get("examples", ()) if short else ()
         self.example = min(examples, key=lambda record: bool(record["correct"]), default=None)
@@ -61,7 +61,7 @@ class Logs:
         if step in (1, 2 * start) or run.finished:
             answer = self.example and self.ask(self.example["index"])
             if self.first:
-                rows = files.read(self.folder / "metrics.jsonl")[start:step]
+                rows = files.read_lines(self.folder / "metrics.jsonl")[start:step]
                 means = {name: mean([row[name] for row in rows]) for name in (measure, "length")}
                 steps = f"{start + 1}–{step}" if step > start + 1 else step
                 show_line(steps, means, measure, answer)
@@ -83,11 +83,11 @@ def kind_of_test(data):
     return "training questions" if same_rows(data.dataset, data.tested or "") else "test questions"
 
 
-def begin(run_dir, last_step):
+def trim_logs(run_dir, last_step):
     """Remove the lines of later steps, which the resumed run writes again, the summary, which marks
     a finished run, and its answers."""
     for name in LINES:
-        kept = [row for row in files.read(run_dir / name) if row["step"] <= last_step]
+        kept = [row for row in files.read_lines(run_dir / name) if row["step"] <= last_step]
         files.write(run_dir / name, files.as_lines(kept))
     for name in (checkpoint.SUMMARY, ANSWERS):
         (run_dir / name).unlink(missing_ok=True)
@@ -190,14 +190,14 @@ def in_one_row(line, text):
     progress.note(line + text[-room:])
 
 
-def finish(algorithm, run, after, notes):
+def write_summary(algorithm, run, after, notes):
     """Write the summary and the picture of a finished run, and print what it has learned."""
     if ranks.rank() > 0:
         return
     from engine.report.curves import curves  # matplotlib takes half a second to import
 
     folder, measure = Path(run.config.run.output_dir), run.config.data.measure
-    rows = files.read(folder / "metrics.jsonl")
+    rows = files.read_lines(folder / "metrics.jsonl")
     counts = {name: sum(row[name] for row in rows) for name in COUNTS}
     summary = {
         "algorithm": algorithm.name, "k": algorithm.k, "per_step": run.per_step,
@@ -205,11 +205,11 @@ def finish(algorithm, run, after, notes):
         **counts, "checkpoint": str(checkpoint.newest(folder)), "chosen_on": chosen_on(run)}
     del summary["past"]
     files.write(folder / checkpoint.SUMMARY, files.as_json(summary, indent=2))
-    curves(folder, algorithm.name, measure, changes(summary, measure))
-    report(summary, run.config)
+    curves(folder, algorithm.name, measure, scores_before_and_after(summary, measure))
+    print_summary(summary, run.config)
 
 
-def changes(summary, measure):
+def scores_before_and_after(summary, measure):
     """What the evaluations before and after the run say, in words; [] if there are none."""
     before, after, found = summary["before"], summary["after"], []
     for part in ("greedy", "sampled") if before else ():
@@ -218,14 +218,14 @@ def changes(summary, measure):
     return found
 
 
-def report(summary, config):
+def print_summary(summary, config):
     """Print what a run has learned, its seconds, and what to do next."""
     folder, task = config.run.output_dir, task_of(config.data.dataset)
-    if said := changes(summary, config.data.measure):
+    if said := scores_before_and_after(summary, config.data.measure):
         before, after = summary["before"]["sampled"], summary["after"]["sampled"]
         said.append(f"tokens {before['length']:.1f} → {after['length']:.1f}")
         print(f"On {after['questions']} {kind_of_test(config.data)}:", ",\n  ".join(said))
-    samples = files.read(Path(folder, "samples.jsonl"))
+    samples = files.read_lines(Path(folder, "samples.jsonl"))
     usual = task.learned and config.data.rewards == [*task.rewards]
     if usual and (sentence := task.learned(samples[0], samples[-1])):
         print(sentence)
@@ -242,10 +242,10 @@ def report(summary, config):
     print(f"look      {folder}/curves.png")
     if line := baseline_command(config):
         print(f"compare   {line}")
-    print("evaluate ", evaluated(config))
+    print("evaluate ", evaluation_command(config))
 
 
-def evaluated(config):
+def evaluation_command(config):
     """The command that evaluates a run. It names the Python files of the run's judge and sampler,
     because eval.py does not take them from run.json."""
     own = custom_files(flat(config))

@@ -6,7 +6,7 @@ from statistics import fmean
 import torch
 
 from engine.base import progress, ranks
-from engine.scoring.score import read
+from engine.scoring.score import read_answer
 from family.dapo import has_signal
 
 # of a step, over all devices
@@ -19,7 +19,7 @@ AXES = {  # how far a run is: (metric of a step that is added up, what the sum i
 }
 
 
-def summarize(rollout, advantages, kept):
+def step_metrics(rollout, advantages, kept):
     """The metrics of steps 1 to 4, over all devices.
 
     advantages: (Q, G). kept: rows of the batch.
@@ -69,26 +69,26 @@ def means_of_verdicts(rollout, advantages):
     asked = judged.any(1)
     right = rollout.rewards[0] > 0
     first = rollout.reward_names[0]
-    unread = torch.tensor([read(first, text) is None for text in rollout.texts])
+    unread = torch.tensor([read_answer(first, text) is None for text in rollout.texts])
     # the advantages of a group add up to 0: if they are equal, each is 0 (PPO: here they are the
     # scores)
     no_signal = ~has_signal(advantages)
     means = {
-        "accuracy": share(right, judged),
-        "answer_not_found": share(unread.view_as(judged), judged),
+        "accuracy": sum_and_count(right, judged),
+        "answer_not_found": sum_and_count(unread.view_as(judged), judged),
         "frac_reward_zero_std": (no_signal.sum(), len(no_signal)),
-        "all_right": share((right | ~judged).all(1), asked),
-        "all_wrong": share((~right).all(1), asked),
+        "all_right": sum_and_count((right | ~judged).all(1), asked),
+        "all_wrong": sum_and_count((~right).all(1), asked),
     }
     for name, values in zip(rollout.reward_names, rollout.rewards):
         applies = ~values.isnan()
         equal = ~has_signal(values.nan_to_num())
-        means[f"reward/{name}"] = share(values, applies)
-        means[f"frac_reward_zero_std/{name}"] = share(equal, applies.any(1))
+        means[f"reward/{name}"] = sum_and_count(values, applies)
+        means[f"frac_reward_zero_std/{name}"] = sum_and_count(equal, applies.any(1))
     return means
 
 
-def share(values, where):
+def sum_and_count(values, where):
     """(the sum of the values at these places, how many these are). where: bool, of the same
     shape."""
     return values[where].sum(), where.sum()

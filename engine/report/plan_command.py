@@ -7,7 +7,7 @@ import torch
 from algorithms import ALGORITHMS
 from engine.base.progress import count, note
 from engine.model.networks import uses_builtin
-from engine.options.command_line import command, parser_of, read
+from engine.options.command_line import command, parse_words, parser_of
 from engine.options.config import Config, algorithm_of
 from engine.run.plan import GB, USABLE, plan
 
@@ -46,7 +46,7 @@ def print_plan(options, notes, argv):
              "more.")
     for sentence in notes:
         note(f"note: {sentence}")
-    note(f"\nIt {verdict(p)}: a device has {USABLE * p.device / GB:.1f} GB for the peak.")
+    note(f"\nIt {fits_or_not(p)}: a device has {USABLE * p.device / GB:.1f} GB for the peak.")
 
     if p.fits:
         return 0
@@ -64,11 +64,11 @@ def print_changes(options, p, argv):
     """Print the peak with one more change in each line, until the run fits. Then print the
     command."""
     note("\nGB at the peak  generation      update   with these changes, one more in each line")
-    for label, chosen, devices in changes(options, p):
+    for label, chosen, devices in memory_savers(options, p):
         changed = plan(SimpleNamespace(**vars(options) | chosen), devices)
         note(f"{row(verdict(changed), changed.peaks)}   {label}")
         if changed.fits:
-            typed = read(parser_of(Config), argv)
+            typed = parse_words(parser_of(Config), argv)
             typed.pop("plan", None)  # a recipe may have it
             note(f"\nThe first that fits:\n\n    {command(typed | chosen, devices)}")
             return
@@ -81,11 +81,11 @@ def row(name, moments):
     return f"{name:14}{generation / GB:12.2f}{update / GB:12.2f}"
 
 
-def verdict(p):
+def fits_or_not(p):
     return "fits" if p.fits else "does not fit"
 
 
-def changes(o, p):
+def memory_savers(o, p):
     """Yields (label, {option: value}, devices): changes that save memory, each with those before.
 
     Left out is what the run already has or does not take. Adapters and shards exclude each other.

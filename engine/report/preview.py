@@ -2,11 +2,10 @@
 
 from answers import gold_answer
 from engine.base import progress, ranks
-from engine.report.metrics import first_group, summarize
-from engine.scoring.score import read
+from engine.report.metrics import first_group, step_metrics
 
 
-def show(rollout, algorithm, tokenizer):
+def print_preview(rollout, algorithm, tokenizer):
     """Print the first prompt, its completions with their rewards and what was read as the answer,
     and the mean of each reward.
 
@@ -14,7 +13,7 @@ def show(rollout, algorithm, tokenizer):
     """
     advantages = algorithm.advantages(rollout)
     kept, advantages = algorithm.keep_completions(rollout, advantages)
-    metrics = summarize(rollout, advantages, kept)
+    metrics = step_metrics(rollout, advantages, kept)
     sample = first_group(rollout, advantages, kept, tokenizer)
     if ranks.rank() > 0:
         return metrics, sample
@@ -26,7 +25,7 @@ def show(rollout, algorithm, tokenizer):
     for text, values in zip(rollout.texts, rollout.rewards[:, 0].T):
         for name, value in zip(names, values):
             print(f"{name} {value:g}", end="  ")
-        print(f"read: {read(names[0], text)!r:.60}  {text!r:.400}")
+        print(f"read: {read_answer(names[0], text)!r:.60}  {text!r:.400}")
 
     print(f"\n{progress.count(questions, 'question')} × {completions} completions: "
           f"{metrics['length']:.0f} tokens long, {metrics['truncated']:.0%} cut off, "

@@ -78,7 +78,7 @@ def saved_options(chosen):
 # --- its networks, questions and state ---
 
 
-def begin(config, algorithm, device, rows):
+def begin_run(config, algorithm, device, rows):
     """(the Run, sentences that the user should know). rows: as of `rows_of_run`."""
     data = config.data
     folder, saved, notes = None, None, []

@@ -58,7 +58,7 @@ def save(run_dir, networks, state):
     problem = (
         problem_of(save_model, unfinished, networks, weights, state)
         or problem_of(save_tensors, unfinished, networks)
-        or problem_of(finish, unfinished, run_dir, state))
+        or problem_of(publish_checkpoint, unfinished, run_dir, state))
     if problem:
         if ranks.rank() == 0:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -112,7 +112,7 @@ def save_tensors(folder, networks):
     dcp.save(tensors, storage_writer=writer)
 
 
-def finish(folder, run_dir, state):
+def publish_checkpoint(folder, run_dir, state):
     """Give a checkpoint that is complete its name, and remove old ones. The first rank does it."""
     if ranks.rank() == 0:
         files.write(folder / "checksums.json", json.dumps(checksums(folder), indent=2))

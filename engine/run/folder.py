@@ -156,7 +156,7 @@ def keep_options(run_dir, config):
 
 def steps_in(run_dir):
     """How many steps the log of a run has."""
-    return len(files.read(Path(run_dir, "metrics.jsonl")))
+    return len(files.read_lines(Path(run_dir, "metrics.jsonl")))
 
 
 @contextlib.contextmanager

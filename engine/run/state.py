@@ -130,7 +130,7 @@ class Run:
                           "something is empty; the next one is asked instead. summary.json counts "
                           "them.")
         self.state.skipped_questions += skipped
-        return ranks.share(asked)
+        return ranks.split_over_ranks(asked)
 
     def numbers_ahead(self):
         """The numbers of the questions that the run asks."""

@@ -4,7 +4,7 @@ import math
 import re
 
 from answers import changes_number, gold_answer, to_number
-from engine.scoring.score import is_custom, is_grade, reward_columns, score, values_of
+from engine.scoring.score import is_custom, is_grade, reward_columns, reward_values, score
 
 LOOKED_AT = 1_024  # gold answers that are judged before a run: all of the first command's
 BY_OWN = 64  # by a reward of the user's own, which may be slow
@@ -49,7 +49,7 @@ def notes_on_lost(reward, rows):
 
 def right_alone(reward, text, row):
     """Whether the reward calls a text the right answer to a row, and the empty text not."""
-    values, error = values_of(reward, [text, ""], reward_columns([row], 2))
+    values, error = reward_values(reward, [text, ""], reward_columns([row], 2))
     if error:
         return False
     return values[0] > max(0, values[1]) and not is_grade(reward.function, values[0])
@@ -76,7 +76,7 @@ def winnable(reward, rows):
     paid = []
     for form in ("", *FORMS):
         texts = [form.format(gold) for gold in gold_answers]
-        values, error = values_of(reward, texts, reward_columns(rows))
+        values, error = reward_values(reward, texts, reward_columns(rows))
         if error:  # if a completion has this fault too, the run says so
             return won
         paid.append(values)

@@ -112,7 +112,7 @@ def judged_alike(dataset, other):
     return Path(other).is_file() or task_of(other).rewards == task_of(dataset).rewards
 
 
-def read(name, text):
+def read_answer(name, text):
     """What the reward `name` takes for the answer of a completion; None: it finds none. How a
     reward of the user's own reads is not known: it is taken to read as most do."""
     if name == "number_accuracy":
@@ -171,7 +171,7 @@ def reward_columns(questions, group_size=1):
     return columns
 
 
-def values_of(reward, texts, columns):
+def reward_values(reward, texts, columns):
     """(a float for each text, None), or (None, the error) if the reward fails. NaN: the reward says
     None, so it does not apply to this completion.
 
@@ -210,7 +210,7 @@ def one_by_one(reward, texts, columns, first):
     """
     values, hung = [], 0
     for i, text in enumerate(texts):
-        value, error = values_of(reward, [text], {name: [x[i]] for name, x in columns.items()})
+        value, error = reward_values(reward, [text], {name: [x[i]] for name, x in columns.items()})
         values += value or [None]
         hung += isinstance(error, Hung)
         if hung == 3:
@@ -240,7 +240,7 @@ def score(reward_functions, texts, columns):
         return {reward.name: torch.zeros(0) for reward in reward_functions}, 0
     scores, failures = {}, 0
     for reward in reward_functions:
-        values, error = values_of(reward, texts, columns)
+        values, error = reward_values(reward, texts, columns)
         if error:
             values = one_by_one(reward, texts, columns, error)
             lowest = min([0.0, *(value for value in values if value is not None)])

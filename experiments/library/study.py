@@ -117,7 +117,7 @@ def one_run(folder, options):
 def figures(folder):
     """Of a finished run."""
     summary, config = json.loads((folder / "summary.json").read_text()), options_of(folder)
-    metrics = files.read(folder / "metrics.jsonl")
+    metrics = files.read_lines(folder / "metrics.jsonl")
     points, phases, after = curve(metrics), summary["phases"], summary["after"]
     reached = [point[:2] for point in points if point[2] >= 0.85] or [(math.inf, math.inf)]
     phases["other"] = phases["total"] - sum(phases[name] for name in PHASES[:-1])

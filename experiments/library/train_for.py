@@ -16,7 +16,7 @@ from engine.model.networks import build
 from engine.run.plan import choose_micro_batch_tokens
 from engine.run.state import learning_rate
 from engine.scoring.score import load_rewards
-from eval import evaluate
+from eval import sample_and_judge
 from experiments.library.bench import questions_of_step
 from experiments.library.study import curve
 from loop.records import Parts
@@ -86,7 +86,7 @@ def accuracy_of(networks, weights, questions, is_right, sampling):
     now = deepcopy(networks.model.state_dict())
     networks.model.load_state_dict(weights)
     networks.sync_sampler()
-    records = evaluate(
+    records = sample_and_judge(
         networks.sampler, networks.tokenizer, questions, is_right, sampling, seed=0)
     networks.model.load_state_dict(now)
     networks.sync_sampler()

@@ -25,7 +25,7 @@ def known_accuracy(monkeypatch):
         greedy = {"accuracy": ACCURACY[run.state.step], "length": 5.0}
         return {"greedy": greedy, "seconds": 2.0}
 
-    monkeypatch.setattr(train, "evaluate", evaluate)
+    monkeypatch.setattr(train, "evaluate_run", evaluate)
 
 
 def tensors(folder):
@@ -67,14 +67,14 @@ def test_a_run_that_its_data_set_evaluates_goes_on_with_the_same_evaluation(smal
 
 
 def test_a_best_model_that_cannot_be_saved_is_not_the_best(small, tmp_path, monkeypatch):
-    real = checkpoint.finish
+    real = checkpoint.publish_checkpoint
 
     def finish(folder, run_dir, state):
         if state.step == 4:
             raise OSError("no space")
         real(folder, run_dir, state)
 
-    monkeypatch.setattr(checkpoint, "finish", finish)
+    monkeypatch.setattr(checkpoint, "publish_checkpoint", finish)
     run(small, tmp_path / "run", BRIEF)
     assert (tmp_path / "run/best").resolve().name == "checkpoint-000008"  # as good as step 4
 

@@ -135,9 +135,9 @@ def test_logs_are_cut_to_the_checkpoint_and_lose_only_lines_that_cannot_be_read(
     files.append(tmp_path / "samples.jsonl", {"step": 3}, {"step": 4})
     for name in ("summary.json", "answers.jsonl"):  # the run goes on, so it is not finished
         (tmp_path / name).touch()
-    logs.begin(tmp_path, 3)
-    assert files.read(path) == [{"step": 1}, {"step": 3}]
-    assert files.read(tmp_path / "samples.jsonl") == [{"step": 3}]
+    logs.trim_logs(tmp_path, 3)
+    assert files.read_lines(path) == [{"step": 1}, {"step": 3}]
+    assert files.read_lines(tmp_path / "samples.jsonl") == [{"step": 3}]
     assert not [*tmp_path.glob("summary.json"), *tmp_path.glob("answers.jsonl")]
 
 

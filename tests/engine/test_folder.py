@@ -107,7 +107,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path, name):
 def test_a_job_that_was_killed_before_its_first_checkpoint_starts_anew(
     small, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(train, "examine", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(train, "evaluate", lambda *_, **__: 1 / 0)
     for _ in range(2):  # the folder is ours from the first moment on
         with pytest.raises(ZeroDivisionError):
             run(small, tmp_path / "run", BRIEF)

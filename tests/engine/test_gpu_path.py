@@ -127,7 +127,7 @@ def ran(small, tmp_path_factory):
 def test_every_kind_of_run_learns_and_goes_on_in_bfloat16(ran):
     gaps = []
     for name in RUNS:
-        metrics = files.read(ran / name / "metrics.jsonl")
+        metrics = files.read_lines(ran / name / "metrics.jsonl")
         assert [row["step"] for row in metrics] == [1, 2, 3][: len(metrics)]
         assert len(metrics) == (3 if name in ("cppo", "pods") else 2)  # two are resumed
         gaps += [row["sampler_logp_diff"] for row in metrics]

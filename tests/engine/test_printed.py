@@ -14,7 +14,7 @@ from engine.base import files
 from engine.base.errors import UserError
 from engine.options.command_line import parse_given
 from engine.options.config import Config, config_of
-from engine.report.logs import baseline_command, evaluated
+from engine.report.logs import baseline_command, evaluation_command
 from engine.run.folder import as_in_the_run, keep_options
 from tests.helpers.runs import ROOT, run, sums, written
 from tests.test_train import stop_after
@@ -47,7 +47,7 @@ def test_the_commands_at_the_end_of_a_run_work_and_measure_the_same(
               "system_prompt": "Add it.", "questions": 8,
               "of_the_run": " (the run was trained on 4 of 8)"}
     assert program == "eval.py" and wanted.items() <= scores.items()
-    greedy = [row["score"] for row in files.read(folder / "eval-my data.jsonl")[1:5]]
+    greedy = [row["score"] for row in files.read_lines(folder / "eval-my data.jsonl")[1:5]]
     assert fmean(greedy) == after(folder)["greedy"]["reward"] > 0
 
     program, *other = command("compare", said)
@@ -87,8 +87,8 @@ def test_an_evaluation_asks_what_was_held_out_of_the_training(small, tmp_path, m
     run(small, "run", f"{BRIEF} {words}")
     evaluation.main(["--model", "run"])
     assert " 3 questions, held out of the training, judged by" in capsys.readouterr().out
-    asked = {row["question"] for row in files.read("run/eval-mine.jsonl")[1:]}
-    trained = {row["question"] for row in files.read("run/samples.jsonl")}  # one in each step
+    asked = {row["question"] for row in files.read_lines("run/eval-mine.jsonl")[1:]}
+    trained = {row["question"] for row in files.read_lines("run/samples.jsonl")}  # one in each step
     assert len(asked) == 3 and trained == {row["question"] for row in sums(12)} - asked
 
 
@@ -120,7 +120,7 @@ def test_a_run_with_a_sampler_of_ones_own_is_evaluated_with_it_if_it_is_built_on
 ):
     config, _ = config_of({"sampler": f"{ROOT}/examples/{own}", "output_dir": str(tmp_path)})
     keep_options(tmp_path, config)
-    words = shlex.split(evaluated(config))[2:]
+    words = shlex.split(evaluation_command(config))[2:]
     assert evaluation.check(parse_given(evaluation.EvaluationOptions, words)).sampler == sampler
 
 

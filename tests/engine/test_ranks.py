@@ -72,7 +72,7 @@ def six_completions(device, scale=1.0):
 
 def own_share(name):
     """This rank's rows of the six completions."""
-    return sum(ranks.share(SHARES[name]), [])
+    return sum(ranks.split_over_ranks(SHARES[name]), [])
 
 
 def fixed_update(networks, algorithm, name, optimizer, scale=1.0):
@@ -327,7 +327,7 @@ def test_any_number_of_ranks_samples_the_same_completions_and_cuts_the_same_mini
             f"--questions_per_step {6 // processes} --group_size 4 --max_new_tokens 24 --steps 2 "
             "--eval_questions 1")
         ranks_do(ROOT / "train.py", *words.split(), ranks=processes, cwd=tmp_path)
-        rows = files.read(tmp_path / str(processes) / "metrics.jsonl")
+        rows = files.read_lines(tmp_path / str(processes) / "metrics.jsonl")
         names = ("questions", "rollouts", "accuracy", "length", "truncated")
         sampled.append([[row[name] for name in names] for row in rows])
         updates.append([rows[0][name] for name in ("loss", "grad_norm", "approx_kl", "ratio_max")])

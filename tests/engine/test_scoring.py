@@ -15,14 +15,14 @@ import torch
 from algorithms import resolve
 from engine.base import files
 from engine.base.errors import UserError
-from engine.report.metrics import summarize
+from engine.report.metrics import step_metrics
 from engine.run.interrupt import Interrupt
 from engine.scoring.score import (
     Hung,
     accuracy_reward,
     limited,
     load_rewards,
-    read,
+    read_answer,
     score,
 )
 from judges.mathematics import math_accuracy
@@ -292,7 +292,7 @@ def test_a_run_logs_each_reward_and_their_weighted_sum(small, tmp_path, mine, ca
     rewards = f"toy_accuracy:2 format_reward:0.5 {mine}:short:0.01 {mine}:nan:0"
     words = f"--algorithm gdpo --rewards {rewards}".split()
     go(small, tmp_path / "run", *words)
-    row, _ = files.read(tmp_path / "run/metrics.jsonl")
+    row, _ = files.read_lines(tmp_path / "run/metrics.jsonl")
     total = sum(weight * row[f"reward/{name}"] for name, weight in weights.items())
     assert row["reward"] == pytest.approx(total, rel=1e-5)
     assert row["accuracy"] == row["reward/toy_accuracy"] and row["reward_failures"] == 0
@@ -315,7 +315,7 @@ def test_a_run_logs_each_reward_and_their_weighted_sum(small, tmp_path, mine, ca
     ("of_ones_own", "\\boxed{18}", "18"), ("of_ones_own", "18", None),
 ])  # fmt: skip
 def test_an_answer_is_found_as_the_accuracy_reads_it(reward, text, answer):
-    assert read(reward, text) == answer
+    assert read_answer(reward, text) == answer
 
 
 def test_the_metrics_of_five_questions_by_hand():
@@ -330,7 +330,7 @@ def test_the_metrics_of_five_questions_by_hand():
     rollout = a_rollout(
         torch.tensor([first, second]), logp=logp, texts=["\\boxed{1}", *"?" * 9])
     assert rollout.total.tolist() == [[1, 1], [2, 3], [3, 0], [1, 0], [0, -1]]
-    metrics = summarize(rollout, rollout.total, torch.arange(10))
+    metrics = step_metrics(rollout, rollout.total, torch.arange(10))
     expected = {
         "accuracy": 2 / 7, "answer_not_found": 6 / 7, "all_right": 1 / 4, "all_wrong": 2 / 4,
         "reward": 10 / 10, "reward/reward_0": 1 / 7, "reward/reward_1": 9 / 8,
@@ -339,7 +339,7 @@ def test_the_metrics_of_five_questions_by_hand():
         "tokens_without_logp": 2, "entropy": 3.0,
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
-    nobody = summarize(a_rollout(torch.tensor([[no, no]])), torch.zeros(1, 2), torch.arange(2))
+    nobody = step_metrics(a_rollout(torch.tensor([[no, no]])), torch.zeros(1, 2), torch.arange(2))
     assert math.isnan(nobody["accuracy"]) and nobody["reward"] == 0
     separately = resolve("gdpo", group_size=2).advantages(rollout)
     assert separately.isfinite().all() and separately.any()

@@ -8,7 +8,7 @@ import pytest
 import eval as evaluation
 import train
 from engine.base.errors import UserError
-from engine.options.command_line import options_of
+from engine.options.command_line import option_fields
 from engine.options.config import Config
 from tests.helpers.runs import json_of, run, written
 from tools import compare, doctor
@@ -18,7 +18,7 @@ BRIEF = ("--questions_per_step 1 --group_size 4 --pruning_rate 0.5 --max_new_tok
          "--eval_questions 2")
 FEW = ["--questions", "2", "--samples", "0"]
 # {option of train.py whose values are words: whether it is a list}
-WORDS = {f.name: "list" in str(f.type) for _, f in options_of(Config()) if "str" in str(f.type)}
+WORDS = {f.name: "list" in str(f.type) for _, f in option_fields(Config()) if "str" in str(f.type)}
 GIVEN = {"rewards": "--judge", "sampler": "--sampler"}  # the options of eval.py for these two
 
 

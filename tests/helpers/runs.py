@@ -40,7 +40,7 @@ def metrics_of(folder):
     """What each step of a run measured, but for the seconds."""
     return [
         {name: value for name, value in row.items() if not name.startswith("seconds")}
-        for row in files.read(folder / "metrics.jsonl")
+        for row in files.read_lines(folder / "metrics.jsonl")
     ]
 
 

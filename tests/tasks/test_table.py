@@ -86,7 +86,7 @@ def test_the_toy_is_not_asked_in_words(name):
 def test_a_wrong_file_is_refused_before_the_model_is_loaded(tmp_path, monkeypatch):
     """And nothing is left behind."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(training, "begin", None)
+    monkeypatch.setattr(training, "begin_run", None)
     monkeypatch.setattr(evaluation, "resolve_model", None)
     Path("mine.jsonl").write_text('{"question": "1+1=?", "answer": 2}\nno')
     for main, words in [
