@@ -68,7 +68,8 @@ def values_by_question(records, key):
 
 
 def difference(before, after, key):
-    """The difference between what two models answer, in words. before, after: of `values_by_question`."""
+    """The difference between what two models answer, in words. before, after: of
+    `values_by_question`."""
     if before.keys() != after.keys():
         raise UserError("these are not answers to the same questions: only answers to the same "
                         "questions can be compared, of evaluations that have ended.")

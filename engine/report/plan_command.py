@@ -66,7 +66,7 @@ def print_changes(options, p, argv):
     note("\nGB at the peak  generation      update   with these changes, one more in each line")
     for label, chosen, devices in memory_savers(options, p):
         changed = plan(SimpleNamespace(**vars(options) | chosen), devices)
-        note(f"{row(verdict(changed), changed.peaks)}   {label}")
+        note(f"{row(fits_or_not(changed), changed.peaks)}   {label}")
         if changed.fits:
             typed = parse_words(parser_of(Config), argv)
             typed.pop("plan", None)  # a recipe may have it

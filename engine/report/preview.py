@@ -3,6 +3,7 @@
 from answers import gold_answer
 from engine.base import progress, ranks
 from engine.report.metrics import first_group, step_metrics
+from engine.scoring.score import read_answer
 
 
 def print_preview(rollout, algorithm, tokenizer):
