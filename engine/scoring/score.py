@@ -3,7 +3,6 @@ completions."""
 
 import copy
 import functools
-import inspect
 import math
 import signal
 import time
@@ -60,29 +59,12 @@ def load_rewards(words, option="--rewards"):
             name, weight = word, 1.0
         function = builtin_or_custom(name, REWARDS, "reward", option)
         if name not in REWARDS:
-            check_signature(f"{option} {name}", function)
             name, function = name.partition(":")[2], limited(function, TIMEOUT)
         if name in (*chosen, "overlong"):
             raise UserError(f"{option} {word}: two rewards must not have one name (overlong is "
                             "DAPO's penalty).")
         chosen[name] = Reward(name, function, weight)
     return list(chosen.values())
-
-
-def check_signature(name, function):
-    """Refuse a reward of the user's own that does not take the completions and all columns by name,
-    or is async."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except ValueError:  # some functions that are written in C do not say what they take
-        parameters = {}
-    kinds, kind = {p.kind for p in parameters.values()}, inspect.Parameter
-    by_name = "completions" in parameters or kinds <= {kind.VAR_POSITIONAL, kind.VAR_KEYWORD}
-    fits = by_name and kind.VAR_KEYWORD in kinds and kind.POSITIONAL_ONLY not in kinds
-    if not fits or any(map(inspect.iscoroutinefunction, [function, function.__call__])):
-        raise UserError(f"{name} must take completions and **columns, because it is given the "
-                        "texts and all columns of the data set by name, and must not be async: "
-                        "def reward(completions, **columns).")
 
 
 def accuracy_reward(reward_functions, dataset, eval_dataset):

@@ -124,6 +124,20 @@ def test_a_reward_that_does_not_return_one_number_for_each_is_named(returned, wo
         judged(odd, "a", "bcd")
 
 
+async def waits(completions, **columns):
+    return [0.0] * len(completions)
+
+
+@pytest.mark.parametrize("function", [
+    lambda data_source, solution_str, ground_truth: 0.0,  # as of verl
+    max, lambda completions: [0.0], lambda texts, **columns: [0.0],
+    lambda completions, /, **columns: [0.0], waits,
+])
+def test_a_reward_that_cannot_be_called_is_told_how_it_is_called(function):
+    with pytest.raises(UserError, match="on 2 of 2 .* TypeError.* columns question, by name"):
+        judged(function, "a", "bcd", question=["1", "2"])
+
+
 @pytest.mark.parametrize("function, expected", [
     (lambda completions, **columns: np.array([0, 2]), [0.0, 2.0]),
     (lambda completions, **columns: torch.tensor([0, 2]), [0.0, 2.0]),
