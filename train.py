@@ -30,7 +30,6 @@ import torch
 
 from engine.base import progress, ranks
 from engine.base.program import run_program
-from engine.base.progress import Clock
 from engine.data.questions import rows_of_run
 from engine.model.critic import compute_advantages
 from engine.report import logs
@@ -60,7 +59,7 @@ def train_step(parts, questions, rng, so_far=FIRST_STEP, more=None):
     networks, algorithm, limits = parts.networks, parts.algorithm, parts.limits
     policy, reference, critic = networks.policy, networks.reference, networks.critic
     device = policy.model.device
-    clock = Clock(device)
+    clock = progress.Clock(device)
     # 1 sample G completions of each question, 2 score them
     rollout = sample_and_score(parts, questions, rng, clock, so_far, more)
     # 3 advantages A over all G completions of a question; GRPO, CPPO: grpo.group_advantages
@@ -163,7 +162,7 @@ def check_rewards(config, algorithm, device, rows):
     parts = Parts(run.networks, algorithm, run.reward_functions, config.sampling, limits=None)
     rng = random.Random(f"{run.seed} 1 0")
     rollout = sample_and_score(
-        parts, run.next_questions(), rng, Clock(device), more=run.next_questions)
+        parts, run.next_questions(), rng, progress.Clock(device), more=run.next_questions)
     metrics, sample = print_preview(rollout, run.algorithm, run.networks.tokenizer)
     if any(is_grade(run.reward_functions[0].function, x) for x in rollout.rewards[0].flatten()):
         config.data.measure = "reward"

@@ -9,12 +9,10 @@ from engine.base import progress, ranks
 from engine.base.errors import CANNOT_WRITE, UserError, one_line
 from engine.run.folder import how_to_resume
 
-PATIENCE = 20  # seconds that a reward of the user's own has after a signal; many schedulers wait 30
-
 
 class Interrupt:
     """After Ctrl-C, or a scheduler's SIGTERM, the run finishes its step and ends. A second one ends
-    it at once. So does a reward of the user's own that takes longer than PATIENCE.
+    it at once.
 
     After Ctrl-C torchrun passes on a signal too. So a signal within a second of the first does not
     count.
@@ -34,15 +32,8 @@ class Interrupt:
         if not self.noted:
             self.noted, self.when = number, time.monotonic()
             progress.note("finishing this step; once more to stop now")
-            left, _ = signal.getitimer(signal.ITIMER_REAL)
-            if left:  # a reward is working that has a limit
-                signal.signal(signal.SIGALRM, self.stop)
-                signal.setitimer(signal.ITIMER_REAL, min(left, PATIENCE), 1.0)
         elif time.monotonic() > self.when + 1:
-            self.stop()
-
-    def stop(self, *_):
-        raise KeyboardInterrupt
+            raise KeyboardInterrupt
 
     def agree(self, device):
         """Tell all ranks what one rank was asked. No rank obeys before, so all ranks end after the

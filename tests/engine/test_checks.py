@@ -96,7 +96,7 @@ def test_bad_input_is_refused_in_one_sentence_before_any_work(words, tmp_path, m
     written(tmp_path / "mine/data.jsonl", [{"q": "1", "a": "1"}])
     (tmp_path / "mine/by_length.py").write_text("def by_length(*given):\n    pass\n")
     (tmp_path / "mine/adapter_config.json").write_text('{"r": 4}')
-    for work in ("train", "begin", "print_plan"):
+    for work in ("train", "begin_run", "print_plan"):
         monkeypatch.setattr(train, work, lambda *_, **__: pytest.fail("it was not refused"))
     with pytest.raises(UserError) as error:
         train.main(words.split())

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import eval as evaluation
 from engine.data.questions import load_questions
-from engine.model import loading, precision, writing
+from engine.model import decoding, loading, precision
 from engine.model.loading import load_model
 from engine.model.networks import build, load_policy
 from engine.model.precision import choose_dtype
@@ -106,9 +106,9 @@ def test_a_step_in_bfloat16_samples_what_it_scores_and_moves_float32_masters(sma
 
 
 def test_an_evaluation_computes_as_training_does(small, amx, monkeypatch, tmp_path):
-    seen, draw = [], writing.sample_token
+    seen, draw = [], decoding.sample_token
     monkeypatch.setattr(
-        writing, "sample_token",
+        decoding, "sample_token",
         lambda logits, *rest: seen.append(logits.dtype) or draw(logits, *rest),
     )
     evaluation.main(f"--model {small} --output_dir {tmp_path} --max_new_tokens 4 --questions 2 "

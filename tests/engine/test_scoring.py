@@ -16,7 +16,6 @@ from algorithms import resolve
 from engine.base import files
 from engine.base.errors import UserError
 from engine.report.metrics import step_metrics
-from engine.run.interrupt import Interrupt
 from engine.scoring.score import (
     Hung,
     accuracy_reward,
@@ -253,23 +252,6 @@ def test_completions_on_which_a_reward_hangs_get_the_lowest_value_and_it_says_so
     assert time.monotonic() - start < 20
     assert "failed: Hung: " in capsys.readouterr().out
     assert signal.getsignal(signal.SIGALRM) == handler
-    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
-
-
-def test_a_signal_ends_a_reward_that_hangs_and_lets_another_one_finish(monkeypatch):
-    monkeypatch.setattr("engine.run.interrupt.PATIENCE", 0.2)
-
-    def asked(completions, **columns):
-        signal.raise_signal(signal.SIGTERM)
-        return [tries(text) if text == "x" else 1.0 for text in completions]
-
-    with Interrupt():
-        assert judged(limited(asked, 3), "a") == ([1.0], 0)
-        time.sleep(0.3)
-    start = time.monotonic()
-    with Interrupt(), pytest.raises(KeyboardInterrupt):
-        judged(limited(asked, 9), "x")
-    assert time.monotonic() - start < 8
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
