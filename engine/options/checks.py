@@ -1,6 +1,5 @@
 """Checks before any work: options that do not fit each other or the machine are refused."""
 
-import os
 import traceback
 from types import SimpleNamespace
 
@@ -102,22 +101,15 @@ def try_rule(algorithm, name):
 # --- what is allowed, and worth a note ---
 
 
-def notes_on_options(o, algorithm):
-    """Sentences about what is judged, what ends the run, and options that do nothing or less than
-    they say. o: as for `check_options`."""
+def notes_on_options(o):
+    """Sentences about what is judged, and options that do nothing or harm. o: as for
+    `check_options`."""
     notes = []
     if o.dataset not in TASKS:
         notes.append(f"reward: {', '.join(o.rewards)} (--rewards to change).")
-    if o.steps and o.epochs:
-        notes.append(f"--steps {o.steps} and --epochs {o.epochs:g} are given: the smaller one of "
-                     "them ends the run.")
     if 1 <= (o.clip_low or 0) < 1e9 and o.clip_low != ALGORITHMS[o.algorithm].clip_low:
         notes.append(f"--clip_low {o.clip_low:g} does not clip, because a ratio is never below 0: "
                      "usual are 0.1 to 0.3.")
-    kept = int(os.environ.get("WORLD_SIZE", 1)) * algorithm.questions_per_step * algorithm.k
-    if o.minibatches > kept:
-        notes.append(f"--minibatches {o.minibatches}: a step keeps {kept} completions, so it has "
-                     f"at most {kept} mini-batches.")
     if o.lora and o.lr == task_of(o.dataset).lr:
         notes.append(f"--lora: the learning rate is {o.lr:g}, that of all weights. Adapters "
                      f"usually need about ten times as much: --lr {10 * o.lr:g}.")

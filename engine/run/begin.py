@@ -44,7 +44,7 @@ def open_run(argv):
                         "the number of your GPUs. On one device: --shard none, also to resume.")
     if o.output_dir and not o.resume and o.plan is None and not o.check_rewards:
         refuse_used(o.output_dir)
-    return config, algorithm, checks.notes_on_options(o, algorithm)
+    return config, algorithm, checks.notes_on_options(o)
 
 
 def saved_options(chosen):
