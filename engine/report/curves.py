@@ -115,7 +115,7 @@ def points_of(rows, metric, column):
     return [(end, value) for (end, _), value in zip(known, means)]
 
 
-def band(axis, lines, column, color, style="-", width=2.5):
+def band(axis, lines, column, color, style="-"):
     """The mean over the seeds as a line, their range as a band. Returns the line. lines: of each
     seed, a list of points (x, …, y). column: which number of a point is x; the last one is y."""
     seeds = []
@@ -128,4 +128,4 @@ def band(axis, lines, column, color, style="-", width=2.5):
     grid = np.unique(np.concatenate([xs for xs, _ in seeds]).clip(first, last))
     values = np.array([np.interp(grid, xs, ys) for xs, ys in seeds])
     axis.fill_between(grid, values.min(0), values.max(0), color=color, alpha=0.12, linewidth=0)
-    return axis.plot(grid, values.mean(0), color=color, linestyle=style, linewidth=width)[0]
+    return axis.plot(grid, values.mean(0), color=color, linestyle=style, linewidth=2.5)[0]
