@@ -183,7 +183,7 @@ def test_a_completion_without_a_token_that_fills_up_a_device_counts_nowhere(six,
 
     def results():
         after, stats = after_update(six, resolve("grpo", mu=2))
-        cut = split_into_micro_batches(replace(batch, cut=None), 10**6, Policy(model))
+        cut = split_into_micro_batches(replace(batch, micro_batch_plan=None), 10**6, Policy(model))
         return weights_of(after), stats, len(cut)
 
     monkeypatch.setattr(Policy, "sharded", property(lambda policy: True, lambda *_: None))
@@ -204,7 +204,7 @@ def test_devices_with_shards_make_equally_many_passes(six):
     """In each micro-batch, too. These prompts are too short for a second pass to pay."""
     def passes(can_share_prefix, sharded=False):
         policy = Policy(six[0], can_share_prefix=can_share_prefix, sharded=sharded)
-        cut = split_into_micro_batches(replace(six[1], cut=None), 30, policy)
+        cut = split_into_micro_batches(replace(six[1], micro_batch_plan=None), 30, policy)
         return {micro_batch.shares_prefix for _, micro_batch in cut}
 
     assert passes(True) == passes(False) == {False}

@@ -130,7 +130,7 @@ def test_a_program_ends_with_a_code_and_one_line(error, code, said, monkeypatch,
 
 
 PRINTS = """
-from engine.options.command_line import run_program
+from engine.base.program import run_program
 run_program(lambda argv: print("a line", flush=True))
 """
 
