@@ -44,6 +44,7 @@ KEPT = ("prune", "prune_pooled", "retain")  # they choose completions by a score
 # nobody takes a gradient there: two choose tokens, and at A = 0 the surrogate has a kink in A
 NO_GRADIENT = ("mask", "weights", "advantages")
 TURNED = "the sign is turned round"
+ORDER = "another order"
 STILL = "no gradient flows: nothing is learned"
 TIMES = "the loss is {:.3g} times as large: a constant in it acts like the learning rate"
 LEAK = ("a gradient flows into `{0}`: the loss is right only if the caller hands `{0}` over "
@@ -113,7 +114,9 @@ def diagnose(name, theirs, tried=None):
     differ = [(p, got, right) for p, got, right in tried if not same(got, right, p.atol)]
     found, version = None, OURS[name]
     if differ:
-        found, version = explained(name, theirs, tried, evidence_of(name, differ))
+        # the same completions in another order show no other difference
+        others = [row for row in differ if name in KEPT and not same_set(*row)]
+        found, version = explained(name, theirs, tried, evidence_of(name, others or differ))
     if found and found.kind in ("mistake", "broken", "unknown"):
         return found
     edges = [edge for edge in (rare(name, theirs, version), leak(name, theirs, version)) if edge]
@@ -128,6 +131,8 @@ def explained(name, theirs, tried, evidence):
     breaks = [got for _, got, _ in tried if type(got) is str]
     answer = partial(answers, with_gradient=learns(name))
     alike = same_set if name in KEPT else lambda probe, got, right: same(right, got, probe.atol)
+    if name in (*KEPT, "batch_rows") and all(same_set(*row) for row in tried):
+        return Found("choice", ORDER, evidence), None
     turned = Version(TURNED, lambda *args, **o: tuple(-x for x in outputs(OURS[name], args, o)),
                      "mistake")
     known = itertools.chain(VERSIONS.get(name, ()), fitted(name, theirs), [turned])
@@ -135,10 +140,9 @@ def explained(name, theirs, tried, evidence):
         # the last probes are the largest: they tell most versions apart
         if all(alike(p, g, answer(version.function, p)) for p, g, _ in tried[::-1]):
             return Found(version.kind, version.sentence, evidence), version.function
-    if name in (*KEPT, "batch_rows") and all(same_set(*row) for row in tried):
-        return Found("choice", "another order", evidence), None
     if not breaks:
-        still = learns(name) and not any(got[-1].any() for _, got, _ in tried)
+        _, got, right = zip(*tried)
+        still = learns(name) and flows(right) and not flows(got)
         return Found(*("mistake", STILL) if still else ("unknown", UNKNOWN), evidence), None
     # a change in place of an argument with a gradient is an error of torch's, and not the reason
     plain = [answers(theirs, p) for p, *_ in tried]
@@ -146,6 +150,11 @@ def explained(name, theirs, tried, evidence):
     silent = len(breaks) == len(tried) and IN_PLACE[:15] not in breaks[0]
     kind = "broken" if silent else "mistake"
     return Found(kind, breaks[0], evidence), None
+
+
+def flows(found):
+    """Whether one of these answers has a gradient, which stands last."""
+    return any(answer[-1].any() for answer in found)
 
 
 def in_time(reasons):

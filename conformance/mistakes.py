@@ -508,6 +508,19 @@ VERSIONS |= {
               lambda a, k: gfpo.retain(-a, k)),
         wrong("the smallest |A| are kept", lambda a, k: gfpo.retain(a.abs(), k)),
     ],
+    "prune_pooled": [
+        wrong("the largest |A| of each question, not of all together", lambda a, n: cppo.batch_rows(
+            a.abs().argsort(1, descending=True)[:, : n // len(a)], a.shape[1])),
+        wrong("the largest A, not the largest |A|: wrong answers are never kept",
+              lambda a, n: a.flatten().argsort(descending=True)[:n]),
+    ],
+    "retain": [
+        wrong("the size of the metric, without its sign",
+              lambda m, k, **o: gfpo.retain(m.abs(), k, **o)),
+        wrong("`largest` is turned round",
+              lambda m, k, *, largest=False: gfpo.retain(m, k, largest=not largest)),
+        wrong("`largest` is ignored", lambda m, k, **o: gfpo.retain(m, k)),
+    ],
     "prune_below": [
         choice("|A| > γ: the threshold itself is pruned", lambda a, g: a.abs() > g),
     ],

@@ -47,6 +47,10 @@ PROBES = {name: [probe(case) for case in cases if not {"rare", "ours"} & case.ke
 # In float32: there numbers overflow, and a mean is rounded.
 EDGES = {name: [(probe(case, torch.float32, name != "kl_k3"), case["asks"])
                 for case in cases if "rare" in case] for name, cases in CASES.items()}
+# Here and not in golden.json, because a port needs no `allowed`. At |A| = 0 it counts, too.
+NOT_ALLOWED = Probe((torch.tensor([[-2.0, 0.0]]), 1), {"allowed": torch.tensor([[False, True]])})
+EDGES |= dict.fromkeys(["prune", "prune_pooled"], [
+    (NOT_ALLOWED, "a completion that is not `allowed` is kept before one that is")])
 # A tiny spread shows the eps of (r − mean)/(std + eps); three spreads show where it is added.
 PAIRS = [torch.tensor([[0.0, d]], dtype=torch.float64) for d in (1e-9, 1e-6, 1.0)]
 SPREADS = {"group_advantages": [Probe((r,)) for r in PAIRS],

@@ -13,7 +13,7 @@ from conformance import check, compare
 from conformance.compare import MODULES, OURS, diagnose
 from conformance.mistakes import LOSSES, VERSIONS, version_of
 from conformance.theirs import Theirs
-from cppo import prune
+from cppo import prune, prune_pooled
 from tests.helpers.runs import ROOT, json_of, python
 
 # Of the losses, two: the others are made of the same parts.
@@ -171,6 +171,12 @@ def test_what_is_said_of_advantages(formula, words):
     # kept completions may stand in any order
     ("prune", lambda a, k: prune(a, k).flip(1), "≈ another order."),
     ("prune", lambda a, k: 0 * prune(a, k), f"– {compare.UNKNOWN}."),
+    # ours has no gradient either
+    ("truncated_importance_weights", lambda p, s, m, *, cap: torch.full_like(p, 7.0),
+     f"– {compare.UNKNOWN}."),
+    ("retain", lambda m, k: m.topk(k, largest=False).indices, "≈ another order."),
+    ("prune_pooled", lambda a, n, *, allowed=None: prune_pooled(a, n),
+     "△ a completion that is not `allowed` is kept"),
     ("kl_k3", lambda p, q: (q - p).exp() - (q - p) - 1, "△ at a log-ratio of 1e-6 in float32"),
     ("kl_k3", lambda p, q: torch.expm1((q - p).double()) - (q - p), "✓."),
     ("token_logprobs", lambda x, o: x.float().softmax(-1).gather(-1, o[..., None])[..., 0].log(),
@@ -178,6 +184,11 @@ def test_what_is_said_of_advantages(formula, words):
 ])
 def test_what_is_said_of_another_function(name, function, words):
     assert f"{said(name, function)}.".startswith(words)
+
+
+def test_another_order_is_no_evidence_of_a_mistake():
+    found = diagnose("retain", lambda m, k, *, largest=False: m.abs().topk(k, largest=largest)[1])
+    assert found.evidence.endswith("k = 1: yours [[0]], right [[4]]")
 
 
 TEXTBOOK = PLAIN.replace("clip_low=0.2)", "clip_low=0.2, clip_high=None, weights=None)").replace(
