@@ -4,12 +4,13 @@
     python notebooks/exercises/loops.py --measure 40   # trains each on the toy, writes loops.json
     python notebooks/exercises/loops.py --show         # the table: first step, mean of the last 8
 
-Read a loop, 41 lines without its docstrings, and say which number in its table cannot be right. The
+Read a loop, 42 lines without its docstrings, and say which number in its table cannot be right. The
 metrics are those of `train_step` in seams.py. The mistakes are in solutions.md.
 """
 
 import argparse
 import copy
+import inspect
 import json
 import sys
 from itertools import count, islice
@@ -81,6 +82,8 @@ def main(argv=None):
         rows = [json.dumps(row, ensure_ascii=False) for row in measure(options.measure).items()]
         (HERE / "loops.json").write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")
     elif options.show:
+        *_, columns = inspect.getdoc(module(0).train_step).split("\n\n")
+        print(f"{columns}\nTwo numbers of each: in the first step, and the mean of the last 8.\n")
         for loop, (first, last) in table():
             name = f"loop {loop}" if loop else "right"
             print(f"{name:7}", *(f"{key:>15}" for key in first))
