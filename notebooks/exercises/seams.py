@@ -24,6 +24,7 @@ def completion_logits(logits, T):
 
     logits: (N, L + T, V), of prompts of L tokens and completions of T. Returns (N, T, V).
     """
+    assert logits.shape[1] > T, "logits: (N, L + T, V), with L of at least 1"
     return logits[:, -T - 1 : -1]
 
 
