@@ -162,7 +162,7 @@ def judge_file(path, only):
         print(f"{name}: {words}", flush=True)
 
 
-def main(argv):
+def main(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", help="one of yours, which `make.py` beside this file makes")
@@ -175,4 +175,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
