@@ -40,11 +40,11 @@ from engine.report.answers import (
     write_scores,
 )
 from engine.run.folder import as_in_the_run, rows_for_eval
-from engine.scoring.gold_answers import notes_on_lost, right_alone
+from engine.scoring.gold_answers import is_right_answer, notes_on_lost
 from engine.scoring.score import (
     Reward,
     is_custom,
-    is_grade,
+    is_graded,
     load_rewards,
     read_answer,
     reward_columns,
@@ -57,13 +57,13 @@ from tasks.table import TASKS, base_model, task_of
 
 
 def sample_and_judge(
-    sampler, tokenizer, questions, is_right, sampling, *,
+    sampler, tokenizer, questions, accuracy_reward, sampling, *,
     samples=1, batch_size=256, seed=42, label="eval", path=None, part="sampled", earlier=(),
 ):  # fmt: skip
     """Sample and judge `samples` completions of every question. The processes share the batches.
 
     sampler: an `engine.model.sampler.Sampler`, or the like. sampling: a Sampling; temperature 0
-    is greedy. is_right: a reward, of which `verdict` makes one. path: a file to which the
+    is greedy. accuracy_reward: a reward, of which `verdict` makes one. path: a file to which the
     records of each round of batches are added, as those of `part`. earlier: the records of
     `open_answers`, which are not made again.
     Returns one dict per completion, in the order of the questions, on every process.
@@ -74,7 +74,7 @@ def sample_and_judge(
     for first in progress.over(firsts, f"{label}, {part}", "batches"):
         start = first + ranks.rank() * size  # in the last round there may be no question left
         batch = sample_batch(
-            sampler, tokenizer, questions, is_right, sampling, samples, start, size, seed)
+            sampler, tokenizer, questions, accuracy_reward, sampling, samples, start, size, seed)
         of_all = ranks.gather(batch)
         records += of_all
         if path and ranks.rank() == 0:
@@ -83,7 +83,9 @@ def sample_and_judge(
     return records
 
 
-def sample_batch(sampler, tokenizer, questions, is_right, sampling, samples, start, size, seed):
+def sample_batch(
+    sampler, tokenizer, questions, accuracy_reward, sampling, samples, start, size, seed
+):
     """The records of the questions from `start` on, `size` of them or what is left."""
     rows = questions[start : start + size]
     prompts = [row["prompt"] for row in rows]
@@ -92,7 +94,7 @@ def sample_batch(sampler, tokenizer, questions, is_right, sampling, samples, sta
     texts = sampled.texts(tokenizer, rows)
     lengths = sampled.mask.sum(1).tolist()  # without what a tool wrote
     truncated = sampled.truncated.tolist()
-    judge = Reward(is_right.__name__, is_right)
+    judge = Reward(accuracy_reward.__name__, accuracy_reward)
     scores, _ = score([judge], texts, reward_columns(rows, samples))
     values = scores[judge.name].tolist()
     records = []
@@ -101,19 +103,19 @@ def sample_batch(sampler, tokenizer, questions, is_right, sampling, samples, sta
         row = rows[number]
         records.append({
             "index": start + number, "question": row["question"], "answer": row["answer"],
-            "completion": text, **judged(is_right, values[i]), "tokens": lengths[i],
+            "completion": text, **record_scores(accuracy_reward, values[i]), "tokens": lengths[i],
             "truncated": truncated[i]})
     return records
 
 
-def judged(is_right, value):
+def record_scores(accuracy_reward, value):
     """What a record says of the value of a reward. correct: None if it does not apply, or says more
     than right and wrong. score: None if it does not apply."""
-    correct = None if is_grade(is_right, value) else verdict(value)
+    correct = None if is_graded(accuracy_reward, value) else verdict(value)
     return {"correct": correct, "score": None if math.isnan(value) else value}
 
 
-def key_of(records):
+def score_key(records):
     """What counts of these records: "correct", or "score" if a reward is no verdict."""
     grades = any(row["correct"] is None and row["score"] is not None for row in records)
     return "score" if grades else "correct"
@@ -128,12 +130,13 @@ def answer_of(judge, completion):
 
 
 def evaluate(
-    sampler, tokenizer, questions, is_right, sampling, *, samples=1, measure="accuracy", **options
-):
+    sampler, tokenizer, questions, accuracy_reward, sampling, *,
+    samples=1, measure="accuracy", **options,
+):  # fmt: skip
     """Greedy accuracy, and avg@`samples` and the like (0: leave them out).
 
-    measure: "reward", if an is_right of the user's own is known to be no verdict. Then its mean
-    comes in place of these.
+    measure: "reward", if an accuracy_reward of the user's own is known to be no verdict. Then its
+    mean comes in place of these.
     options: batch_size, seed, label, path and earlier, as for `sample_and_judge`.
     Returns {"greedy": …, "sampled": …, "seconds": of the sampled part, "examples": 3 questions,
     "measure": …}; {} without a question.
@@ -147,19 +150,19 @@ def evaluate(
     for part, k, how in parts:
         begin = time.perf_counter()
         records = sample_and_judge(
-            sampler, tokenizer, questions, is_right, how, samples=k, part=part, **options)
+            sampler, tokenizer, questions, accuracy_reward, how, samples=k, part=part, **options)
         if all(record["score"] is None for record in records):
             raise UserError("the reward that judges an evaluation applies to none of its "
                             "questions: name another one first.")
         found[part] = records
         summary["seconds"] = time.perf_counter() - begin
         summary["examples"] = [row for row in records[: 3 * k : k] if row["score"] is not None]
-    key = key_of(chain(*found.values()))
-    if measure == "reward" and is_custom(is_right):
+    key = score_key(chain(*found.values()))
+    if measure == "reward" and is_custom(accuracy_reward):
         key = "score"
     summary["measure"] = "reward" if key == "score" else "accuracy"
     for part, records in found.items():
-        summary[part] = summarize(records, partial(answer_of, is_right.__name__), key)
+        summary[part] = summarize(records, partial(answer_of, accuracy_reward.__name__), key)
     return summary
 
 
@@ -213,7 +216,8 @@ def evaluate_benchmark(benchmark, rows, asked, config, model, tokenizer, folder)
     [reward] = load_rewards([config.judge])
     questions, notes = with_prompts(
         rows, benchmark, tokenizer, system_prompt=config.system_prompt, max_prompt_tokens=room,
-        template_options=config.chat_template_kwargs or {}, is_right=partial(right_alone, reward))
+        template_options=config.chat_template_kwargs or {},
+        is_right=partial(is_right_answer, reward))
     if benchmark not in TASKS:
         notes += notes_on_lost(reward, questions)
     sampling = Sampling(

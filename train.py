@@ -41,7 +41,7 @@ from engine.run import checkpoint
 from engine.run.begin import begin_run, open_run
 from engine.run.folder import exclusive_run_folder, how_to_resume, keep_options, run_folder
 from engine.run.interrupt import Interrupt, as_user_error
-from engine.scoring.score import is_grade
+from engine.scoring.score import is_graded
 from eval import evaluate, sample_batch
 from loop.batches import split_into_mini_batches
 from loop.records import FIRST_STEP, Parts, Step, TrainingProgress
@@ -140,7 +140,7 @@ def evaluate_run(run, label, questions, samples=1, path=None):
     """The scores of the policy on questions; {} if there are none. path: where its answers go."""
     networks = run.networks
     scores = evaluate(
-        networks.sampler, networks.tokenizer, questions, run.is_right, run.config.sampling,
+        networks.sampler, networks.tokenizer, questions, run.accuracy_reward, run.config.sampling,
         samples=samples, measure=run.config.data.measure, seed=run.seed, label=label, path=path)
     if scores.get("measure") == "reward":
         run.show_rewards()
@@ -150,8 +150,9 @@ def evaluate_run(run, label, questions, samples=1, path=None):
 def greedy_answer(run, i):
     """The record of the policy's greedy answer to test question i."""
     networks, greedy = run.networks, replace(run.config.sampling, temperature=0.0)
-    [record] = sample_batch(networks.sampler, networks.tokenizer, run.test, run.is_right, greedy,
-                            samples=1, start=i, size=1, seed=run.seed)
+    [record] = sample_batch(
+        networks.sampler, networks.tokenizer, run.test, run.accuracy_reward, greedy,
+        samples=1, start=i, size=1, seed=run.seed)
     return record
 
 
@@ -164,7 +165,7 @@ def check_rewards(config, algorithm, device, rows):
     rollout = sample_and_score(
         parts, run.next_questions(), rng, progress.Clock(device), more=run.next_questions)
     metrics, sample = print_preview(rollout, run.algorithm, run.networks.tokenizer)
-    if any(is_grade(run.reward_functions[0].function, x) for x in rollout.rewards[0].flatten()):
+    if any(is_graded(run.reward_functions[0].function, x) for x in rollout.rewards[0].flatten()):
         config.data.measure = "reward"
     if finding := of_one_step(metrics, sample, config.options):
         progress.note(finding)

@@ -25,7 +25,7 @@ from engine.report.answers import read_answers
 from engine.report.metrics import AXES
 from engine.run.checkpoint import has_finished
 from engine.run.folder import ANSWERS, options_of
-from eval import key_of
+from eval import score_key
 from scores import group_by_question, mean_value, paired
 
 # --- files of answers ---
@@ -42,7 +42,7 @@ def compare_answers(paths):
     settings, answers = zip(*map(read_answers, paths.values()))
     for setting in settings[1:]:
         note_other_setting(settings[0], setting)
-    key = key_of(record for own in answers for records in own.values() for record in records)
+    key = score_key(record for own in answers for records in own.values() for record in records)
     measure = "reward" if key == "score" else "accuracy"
     print("the difference from the first one, its 95 % interval, and p of a paired test:")
     for part in answers[0]:

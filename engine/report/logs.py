@@ -98,9 +98,10 @@ def begin_answers(run):
     path."""
     path = Path(run.config.run.output_dir, ANSWERS)
     if run.test and ranks.rank() == 0:
+        judge = getattr(run.accuracy_reward, "__name__", "judge")
         setting = {
-            "model": path.parent.as_posix(), "data": fingerprint(run.test),
-            "judge": getattr(run.is_right, "__name__", "judge"), **asdict(run.config.sampling)}
+            "model": path.parent.as_posix(), "data": fingerprint(run.test), "judge": judge,
+            **asdict(run.config.sampling)}
         files.write(path, files.as_lines([{"setting": setting}]))
     return path
 

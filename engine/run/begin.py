@@ -17,8 +17,8 @@ from engine.run import checkpoint
 from engine.run.folder import options_of, refuse_used
 from engine.run.plan import choose_micro_batch_tokens
 from engine.run.state import Run, State, model_of
-from engine.scoring.gold_answers import notes_on_gold_answers, right_alone
-from engine.scoring.score import accuracy_reward, load_rewards
+from engine.scoring.gold_answers import is_right_answer, notes_on_gold_answers
+from engine.scoring.score import choose_accuracy_reward, load_rewards
 
 PROJECT = Path(__file__).parents[2]
 # what an accuracy depends on: accuracies that were measured with others cannot be compared
@@ -93,7 +93,7 @@ def begin_run(config, algorithm, device, rows):
         rows = (others, rows[1])
     questions, test, to_choose, of_questions = questions_of_run(
         data, rows, config.sampling.max_new_tokens, networks.tokenizer, networks.model,
-        partial(right_alone, reward_functions[0]), held_out)
+        partial(is_right_answer, reward_functions[0]), held_out)
     if data.eval_every and not to_choose:
         raise UserError("--eval_every holds out a quarter of the questions: it needs 4 or more.")
     # a model of the project is the same one in another copy of the project
@@ -111,11 +111,12 @@ def begin_run(config, algorithm, device, rows):
                             "a new run.")
         state = State(**saved)
         checkpoint.restore(folder, networks)
-    is_right = accuracy_reward(reward_functions, data.dataset, data.eval_dataset or data.dataset)
+    accuracy_reward = choose_accuracy_reward(
+        reward_functions, data.dataset, data.eval_dataset or data.dataset)
     tokens, of_tokens = choose_micro_batch_tokens(config.options, device)
     run = Run(
-        config, algorithm, state, questions, test, to_choose, networks, reward_functions, is_right,
-        load_metrics(config.run.hooks), tokens)
+        config, algorithm, state, questions, test, to_choose, networks, reward_functions,
+        accuracy_reward, load_metrics(config.run.hooks), tokens)
     refuse_nothing_to_do(run)
     of_answers = notes_on_gold_answers(reward_functions, questions, run.numbers_ahead())
     return run, notes + of_questions + of_tokens + of_answers

@@ -16,7 +16,7 @@ from engine.model.networks import Networks, build
 from engine.options.config import Config
 from engine.run import checkpoint
 from engine.run.folder import how_to_resume, keep_options
-from engine.scoring.score import Reward, is_custom, is_grade
+from engine.scoring.score import Reward, is_custom, is_graded
 from tasks.table import base_model
 
 BAD_UPDATES = 5  # the run ends after this many updates in a row that are not finite
@@ -62,7 +62,7 @@ class Run:
     to_choose: list[dict]  # the questions of --eval_every
     networks: Networks
     reward_functions: list[Reward]
-    is_right: Callable  # the reward that says whether a completion is right
+    accuracy_reward: Callable  # the reward that says whether a completion is right
     measure: Callable  # of hooks.py
     micro_batch_tokens: int  # on this device
     better: dict = field(default_factory=dict)  # than state.best: a model that is not saved yet
@@ -173,7 +173,7 @@ class Run:
         """From the first value on that is no verdict nothing is called right or wrong."""
         function = self.reward_functions[0].function
         values = of_step.rollout.rewards[0].flatten().tolist()
-        found = any(is_grade(function, value) for value in values)
+        found = any(is_graded(function, value) for value in values)
         if is_custom(function) and any(ranks.gather([found])):
             self.show_rewards()
         if self.config.data.measure == "reward":

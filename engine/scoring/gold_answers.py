@@ -4,7 +4,7 @@ import math
 import re
 
 from answers import changes_number, gold_answer, to_number
-from engine.scoring.score import is_custom, is_grade, reward_columns, reward_values, score
+from engine.scoring.score import is_custom, is_graded, reward_columns, reward_values, score
 
 LOOKED_AT = 1_024  # gold answers that are judged before a run: all of the first command's
 BY_OWN = 64  # by a reward of the user's own, which may be slow
@@ -37,7 +37,7 @@ def notes_on_lost(reward, rows):
     """[a sentence], if this reward can pay no completion for some of the rows."""
     rows = rows[: BY_OWN if is_custom(reward.function) else LOOKED_AT]
     lost = []
-    for row, won in zip(rows, winnable(reward, rows)):
+    for row, won in zip(rows, reachable(reward, rows)):
         if not won:
             lost.append(f"{row['question']!r:.40}: {row['answer']!r:.60}")
     if not lost:
@@ -47,15 +47,15 @@ def notes_on_lost(reward, rows):
             "another reward, such as math_accuracy."]
 
 
-def right_alone(reward, text, row):
+def is_right_answer(reward, text, row):
     """Whether the reward calls a text the right answer to a row, and the empty text not."""
     values, error = reward_values(reward, [text, ""], reward_columns([row], 2))
     if error:
         return False
-    return values[0] > max(0, values[1]) and not is_grade(reward.function, values[0])
+    return values[0] > max(0, values[1]) and not is_graded(reward.function, values[0])
 
 
-def winnable(reward, rows):
+def reachable(reward, rows):
     """[whether a completion can win the gold answer of this row].
 
     The reward judges the gold answer itself, in each of the FORMS. It wins if it is paid more than

@@ -67,7 +67,7 @@ def load_rewards(words, option="--rewards"):
     return list(chosen.values())
 
 
-def accuracy_reward(reward_functions, dataset, eval_dataset):
+def choose_accuracy_reward(reward_functions, dataset, eval_dataset):
     """The function that says whether a completion is right: the run's first reward.
 
     If `eval_dataset` is no local file and has other rewards than `dataset`, it is the first reward
@@ -83,7 +83,7 @@ def is_custom(function):
     return function not in REWARDS.values()
 
 
-def is_grade(function, value):
+def is_graded(function, value):
     """Whether this value of a reward says more than right or wrong: the reward is the user's own,
     and the value is not 0, 1 or −1. NaN says nothing."""
     return is_custom(function) and value not in (-1, 0, 1) and not math.isnan(value)

@@ -80,14 +80,14 @@ def clock(device):
     return time.perf_counter()
 
 
-def accuracy_of(networks, weights, questions, is_right, sampling):
+def accuracy_of(networks, weights, questions, accuracy_reward, sampling):
     """The share of right answers, one sampled for each question, of the policy with these weights,
     which it has only meanwhile."""
     now = deepcopy(networks.model.state_dict())
     networks.model.load_state_dict(weights)
     networks.sync_sampler()
     records = sample_and_judge(
-        networks.sampler, networks.tokenizer, questions, is_right, sampling, seed=0)
+        networks.sampler, networks.tokenizer, questions, accuracy_reward, sampling, seed=0)
     networks.model.load_state_dict(now)
     networks.sync_sampler()
     return fmean(record["correct"] for record in records)

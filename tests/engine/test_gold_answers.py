@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.scoring.gold_answers import winnable
+from engine.scoring.gold_answers import reachable
 from engine.scoring.score import REWARDS, Reward
 from tests.helpers.runs import go_on, run, sums, written
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 ])  # fmt: skip
 def test_which_gold_answers_can_be_won(name, answers, expected):
     rows = rows_of(answers.split(" | "))
-    assert winnable(Reward(name, REWARDS[name]), rows) == [expected] * len(rows)
+    assert reachable(Reward(name, REWARDS[name]), rows) == [expected] * len(rows)
 
 
 FORMS = ("<answer>{}</answer>", "#### {}", "is {}", "<ans>{}</ans>", "\nFINAL {}", "[[{}]]")
@@ -36,7 +36,7 @@ def test_no_good_gold_answer_is_accused_because_its_reward_wants_another_form(fo
 
     # and a reward of one's own may have the name of another one
     for name in ("mine", "number_accuracy"):
-        assert winnable(Reward(name, mine), rows_of([*range(8), "seven"])) == [True] * 9
+        assert reachable(Reward(name, mine), rows_of([*range(8), "seven"])) == [True] * 9
 
 
 def boxed_2(completions, answer, **columns):
@@ -52,7 +52,7 @@ def boxed_2(completions, answer, **columns):
 def test_a_reward_of_ones_own_judges_both_forms_and_its_mistakes_are_told_elsewhere(
     mine, golds, expected
 ):
-    assert winnable(Reward("mine", mine), rows_of(golds)) == expected
+    assert reachable(Reward("mine", mine), rows_of(golds)) == expected
 
 
 def rows_of(golds):

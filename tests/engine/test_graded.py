@@ -7,7 +7,7 @@ import pytest
 
 import eval as evaluation
 from engine.report import findings
-from engine.scoring.score import is_grade
+from engine.scoring.score import is_graded
 from tests.helpers.runs import go_on, json_of, metrics_of, run
 from tests.test_train import stop_after
 from tools import compare
@@ -105,4 +105,4 @@ def test_best_begins_anew_and_a_resume_and_eval_know_it(made, tmp_path, monkeypa
 
 
 def test_a_reward_that_does_not_apply_grades_nothing():
-    assert not is_grade(lambda completions: [], float("nan"))
+    assert not is_graded(lambda completions: [], float("nan"))

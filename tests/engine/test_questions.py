@@ -15,7 +15,7 @@ from engine.data.questions import (
     numbers_of,
     prompt_text,
 )
-from engine.scoring.gold_answers import right_alone
+from engine.scoring.gold_answers import is_right_answer
 from engine.scoring.score import load_rewards
 from experiments.library import toy_model
 from rewards import format_reward
@@ -121,7 +121,7 @@ def test_a_last_turn_that_is_paid_by_itself_is_not_shown(tokenizer, reward, last
     chat = [*CHAT, turn("assistant", last)]
     row = {"question": "9-2=?", "answer": "7", "prompt": chat}
     tokenizer.chat_template = TURNS
-    is_right = partial(right_alone, loaded)
+    is_right = partial(is_right_answer, loaded)
     first = Questions([row], "toy", tokenizer, "", is_right=is_right).first()
     text = "u9;a9;u9-2=?;a"
     assert first["prompt"] == tokenizer(text + shown).input_ids and first["begun"] == shown

@@ -18,7 +18,7 @@ from engine.base.errors import UserError
 from engine.report.metrics import step_metrics
 from engine.scoring.score import (
     Hung,
-    accuracy_reward,
+    choose_accuracy_reward,
     limited,
     load_rewards,
     read_answer,
@@ -95,9 +95,9 @@ def test_a_completion_is_judged_by_the_first_reward_unless_the_test_questions_ne
     chosen = load_rewards(["code_accuracy", "format_reward"])
     (tmp_path / "x.jsonl").write_text("")
     for eval_dataset in ("gsm8k_zh", "gsm8k", str(tmp_path / "x.jsonl")):
-        assert accuracy_reward(chosen, "gsm8k_zh", eval_dataset) is code_accuracy
-    assert accuracy_reward(chosen, "gsm8k", "math500") is math_accuracy
-    assert accuracy_reward(chosen, "math", str(tmp_path / "x.jsonl")) is code_accuracy
+        assert choose_accuracy_reward(chosen, "gsm8k_zh", eval_dataset) is code_accuracy
+    assert choose_accuracy_reward(chosen, "gsm8k", "math500") is math_accuracy
+    assert choose_accuracy_reward(chosen, "math", str(tmp_path / "x.jsonl")) is code_accuracy
 
 
 # --- the values that they give ---
