@@ -111,7 +111,7 @@ def values_of_losses(calls, beta):
     """{name: (N, T)} of one call of the loss after the other: what it computed for its tokens."""
     for loss in calls[nano.cppo_loss]:
         given, inside = loss.given, loss.inside
-        logp, kl, A = given["logp"], inside["k3"], inside["A"][:, None]
+        logp, kl, A = given["logp"], inside["k3"], given["A"]
         weight, ratio, surrogate = inside["weights"], inside["ratio"], inside["surrogate"]
         yield {
             "ref": given["ref_logp"], "old": given["old_logp"], "logp": logp, "ratio": ratio,
@@ -209,8 +209,8 @@ def see_nano(step, number, model, reference, optimizer, tokenizer, task, questio
     tokens, mask = tokens.cpu(), mask.cpu()
     about = {"command": "python nano.py", "step": number, "beta": nano.BETA, "clip": True,
              "weight": "1 / (N |o_i|)", "rewards": inside["scores"].tolist(),
-             "lengths": mask.sum(1).view(-1, nano.G).tolist(), "rows": nano.ROWS,
-             "settings": {"G": nano.G, "P": nano.P, "epsilon": nano.EPS, "beta": nano.BETA}}
+             "lengths": mask.sum(1).view(-1, nano.G).tolist(), "rows": task["rows"],
+             "settings": {"G": nano.G, "P": nano.P, "epsilon": nano.EPS_LOW, "beta": nano.BETA}}
     return Seen(about, {}, questions, tokens[:, -mask.shape[1] :], mask, rewards, rewards > 0,
                 inside["advantages"].flatten().cpu(), rows.tolist(), updates, scored[0], scored[-1],
                 model, tokenizer)

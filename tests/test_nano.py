@@ -7,17 +7,16 @@ pytest starts torchrun on this very file, whose __main__ is what each rank does.
 import json
 import math
 import os
-import random
 import shutil
 import subprocess
 import sys
-from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.functional import pad
 
 import eval as evaluation
 import nano
@@ -26,17 +25,13 @@ from algorithms import resolve
 from cppo import batch_rows, prune
 from engine.data.questions import load_questions
 from engine.model.loading import load_model
-from engine.model.logprobs import Policy, completion_mask
-from engine.model.sampler_interface import Completions, Sampling
 from grpo import group_advantages, grpo_loss
-from loop.records import Parts
-from loop.update import Limits
 from tasks import toy
 from tasks.table import TASKS
 from tests.engine.test_ranks import torchrun
-from tests.helpers.examples import mask_of, named, seeded
-from tests.helpers.training import networks_around, weights_of
-from train import train_step
+from tests.helpers.examples import mask_of, seeded
+from tests.helpers.nano import nano_step, train_py_step
+from tests.helpers.training import weights_of
 
 CPU = torch.device("cpu")
 FILE = Path(nano.__file__)
@@ -46,7 +41,7 @@ close = torch.testing.assert_close
 
 def test_nano_is_one_file_and_short():
     lines = FILE.read_text().splitlines()
-    assert len(lines) <= 220 and max(map(len, lines)) <= 100
+    assert len(lines) <= 240 and max(map(len, lines)) <= 100
 
 
 # --- its functions are those of the paper's files ---
@@ -67,7 +62,7 @@ def test_what_is_kept(G, k):
     """Whole numbers, full of ties, too. In wide groups an unstable sort would mix them."""
     for A in (torch.randn(5, G, generator=seeded(3)),
               torch.randint(-2, 3, (5, G), generator=seeded(4)).float()):
-        assert torch.equal(nano.prune(A, k), batch_rows(prune(A, k), G))
+        assert torch.equal(nano.prune(A.abs(), k), batch_rows(prune(A, k), G))
 
 
 MASK = mask_of([5, 0, 3, 1])
@@ -82,12 +77,12 @@ def test_the_loss_and_its_gradient(sign, old_gap, ref_gap):
     base = (noise[0] - 2).masked_fill(~MASK, -torch.inf)
     old_logp, ref_logp = base - old_gap - noise[1], base - ref_gap - noise[2]
     A = sign * torch.tensor([1.5, 2.0, 0.7, -0.4])
-    weights = nano.sequence_mean_weights(MASK, len(MASK))
+    weights = nano.token_weights(MASK, len(MASK), MASK.sum(), 9)
     logp, logp_too = (base.clone().requires_grad_() for _ in range(2))
     old, ref = (x.clone().requires_grad_() for x in (old_logp, ref_logp))  # they get no gradient
-    loss = nano.cppo_loss(logp, old, ref, A, MASK, weights)
+    loss = nano.cppo_loss(logp, old, ref, A[:, None], MASK, weights)
     right, _ = grpo_loss(logp_too, old_logp, A, MASK, ref_logp=ref_logp, beta=nano.BETA,
-                         clip_low=nano.EPS)
+                         clip_low=nano.EPS_LOW, clip_high=nano.EPS_HIGH)
     close(loss, right, rtol=1e-6, atol=1e-6)
     (gradient, *others), (expected,) = (
         torch.autograd.grad(loss, [logp, old, ref], allow_unused=True),
@@ -98,17 +93,17 @@ def test_the_loss_and_its_gradient(sign, old_gap, ref_gap):
 
 
 def test_positions_begin_at_the_first_token():
-    """And a token is predicted one position before it."""
+    """And a token is predicted one position before it. No other logits are computed."""
     given = []
 
-    def model(tokens, attention_mask, position_ids):
-        given.append(position_ids.tolist())
-        return SimpleNamespace(logits=torch.eye(9)[tokens])  # each predicts itself
+    def model(tokens, attention_mask, position_ids, logits_to_keep):
+        given.append((position_ids.tolist(), logits_to_keep))
+        return SimpleNamespace(logits=torch.eye(9)[tokens[:, -logits_to_keep:]])  # of themselves
 
     tokens = torch.tensor([[0, 0, 5, 5, 5, 6], [4, 5, 6, 7, 7, 7]])
     mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]])
     found = nano.logprobs(model, tokens, mask, 3)
-    assert given == [[[0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 4, 4]]]
+    assert given == [([[0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 4, 4]], 4)]
     assert (found > found.mean()).tolist() == [[True, True, False], [False, True, True]]
 
 
@@ -120,6 +115,33 @@ def test_positions_begin_at_the_first_token():
     ("<answer>-3</answer>", "3"), ("<answer>3.0</answer>", "3"), ("<answer></answer>", "0")])
 def test_the_reward(text, answer):
     assert nano.reward(text, answer) == rewards.toy_accuracy([text], [answer])[0]
+
+
+TEMPLATE = "{{ messages[-1].content }}{% if messages[-1].role == 'assistant' %}AFTER{% endif %}"
+
+
+@pytest.mark.parametrize("after, ends", [
+    ("<eos>\n", []), (" <turn>\n", ["<turn>"]), ("\n", []), ("</answer>", [])])
+def test_every_token_that_ends_a_turn_ends_a_completion(after, ends, loaded, tmp_path):
+    """EOS, what the generation config names, and each special token of the template after an
+    answer."""
+    model, tokenizer = loaded
+    eos, think = tokenizer.convert_tokens_to_ids(["<eos>", "<think>"])
+    model.generation_config.eos_token_id = [think]
+    model.save_pretrained(tmp_path)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<turn>"]})
+    tokenizer.chat_template = TEMPLATE.replace("AFTER", after)
+    tokenizer.save_pretrained(tmp_path)
+    model, tokenizer = nano.load(str(tmp_path))
+    ends = {eos, think, *tokenizer.convert_tokens_to_ids(ends)}
+    assert {*model.generation_config.eos_token_id} == ends
+    torch.manual_seed(0)
+    tokens, _, mask = nano.sample(model, tokenizer, nano.TOY, [toy.question(i) for i in range(64)])
+    tokens, ended = tokens[:, -mask.shape[1] :], set()
+    for row, length in zip(tokens.tolist(), mask.sum(1).tolist()):
+        assert not ends & {*row[: length - 1]} and not any(row[length:])
+        ended.add(row[length - 1])
+    assert ended == {eos, think}
 
 
 def test_a_comma_in_a_number_does_not_matter():
@@ -140,62 +162,39 @@ def test_the_questions_and_the_settings():
 # --- its step is that of train.py ---
 
 
-@torch.no_grad()
-def another(model):
-    """A reference that is not the model, so that the KL has a gradient."""
-    reference = deepcopy(model).requires_grad_(False)
-    for p in reference.parameters():
-        p.mul_(1.05)
-    return reference
-
-
-def sgd_step(model, tokenizer, questions):
-    """(how far a step of SGD moves the weights, accuracy, mean length, the first completion).
-
-    AdamW would make a whole step of a rounding error.
-    """
-    own = deepcopy(model)
-    sgd = torch.optim.SGD(own.parameters(), lr=0.1)
-    metrics = STEP(own, another(model), sgd, tokenizer, nano.TOY, questions)
-    return weights_of(own) - weights_of(model), *metrics
-
-
 # without a limit a gradient that is too long is seen
-@pytest.mark.parametrize("numbers", [(0.875, 16, 0.5), (0.0, 50, math.inf), (0.875, 1, 0.5)])
-def test_one_step_moves_the_weights_as_train_step_does(numbers, loaded, monkeypatch):
-    """The same completions, the same μ = 2 updates, in micro-batches of any size."""
-    model, tokenizer = loaded
-    before, drawn = weights_of(model), []
-    for name, value in zip(("P", "ROWS", "MAX_GRAD_NORM"), numbers):
-        monkeypatch.setattr(nano, name, value)
-    monkeypatch.setattr(nano, "sample", lambda *own: drawn.append(SAMPLE(*own)) or drawn[-1])
+@pytest.mark.parametrize("P, rows, norm", [(0.875, 16, 0.5), (0.0, 50, math.inf), (0.875, 1, 0.5)])
+def test_one_step_moves_the_weights_as_train_step_does(P, rows, norm, small, monkeypatch):
+    """The same completions, the same μ = 2 updates, in micro-batches of any size. Columns behind
+    the longest kept completion are not computed."""
+    model, tokenizer = nano.load(small)
+    drawn, widths, logprobs = [], [], nano.logprobs
+
+    def wider(*own):
+        drawn.append([pad(x, (0, 5)) for x in SAMPLE(*own)])
+        return drawn[-1]
+
+    monkeypatch.setattr(nano, "K", int(nano.G * (1 - P)))
+    monkeypatch.setattr(nano, "MAX_GRAD_NORM", norm)
+    monkeypatch.setitem(nano.TOY, "rows", rows)
+    monkeypatch.setattr(nano, "sample", wider)
+    monkeypatch.setattr(nano, "logprobs", lambda *own: widths.append(own[-1]) or logprobs(*own))
     questions, _ = load_questions("toy", tokenizer, limit=nano.Q)
     # a shorter one
     questions[-1] |= {"question": "1+2=?", "answer": "3", "prompt": tokenizer("1+2=?").input_ids}
     torch.manual_seed(0)
-    moved, accuracy, length, text = sgd_step(model, tokenizer, questions)
+    moved, accuracy, length, text = nano_step(nano, model, tokenizer, questions)
 
-    [(tokens, _, mask)] = drawn
-    tokens = tokens[:, -mask.shape[1] :]
-    ends = tokens == tokenizer.eos_token_id
-    # EOS counts
-    lengths = (ends.cumsum(1) == 0).sum(1).add(1).clamp(max=tokens.shape[1])
-    networks = networks_around(
-        Policy(model), tokenizer, lr=0.1, beta=nano.BETA, reference=Policy(another(model)))
-    networks.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    logp, mask = torch.zeros(tokens.shape), completion_mask(tokens, lengths)
-    given = Completions(tokens, lengths, ~ends.any(1), logp, mask)
-    networks.sampler.sample = lambda *_: given
-    algorithm = resolve("cppo", pruning_rate=nano.P, mu=nano.MU, beta=nano.BETA)
-    limits = Limits(max_grad_norm=nano.MAX_GRAD_NORM)
-    sampling = Sampling(toy.MAX_NEW_TOKENS)
-    parts = Parts(networks, algorithm, named(rewards.toy_accuracy), sampling, limits)
-    metrics, *_ = train_step(parts, questions, random.Random(0))
+    algorithm = resolve("cppo", pruning_rate=P, mu=nano.MU, beta=nano.BETA)
+    right, (metrics, rollout, _, kept, _) = train_py_step(
+        algorithm, model, tokenizer, questions, drawn[0], max_grad_norm=norm)
     assert accuracy == pytest.approx(metrics["accuracy"]) and 0 < accuracy < 1
-    assert text == tokenizer.decode(tokens[0, : lengths[0]], skip_special_tokens=True)
+    assert text == rollout.texts[0]
+    lengths = rollout.lengths.flatten()
     assert length == pytest.approx(metrics["length"]) and lengths.min() < lengths.max()
-    difference = before + moved - weights_of(model)
-    assert moved.norm() > 0.01 and difference.norm() < 1e-4 * moved.norm()
+    assert {*widths} == {lengths[kept].max().item()}
+    assert moved.norm() > 0.01 and (moved - right).norm() < 1e-4 * moved.norm()
+    assert (moved - right).abs().max() < 1e-6
 
 
 # --- the questions shared out ---
@@ -210,20 +209,20 @@ def sample(model, tokenizer, task, asked):
     number, at = torch.arange(len(asked))[:, None] % nano.G, torch.arange(8)
     kind = read.input_ids.sum(1, keepdim=True) + number
     mask = at <= kind % 8
-    tokens = torch.cat([read.input_ids, kind * (at + 1) % 20 + 2], dim=1)
+    tokens = torch.cat([read.input_ids, (kind * (at + 1) % 20 + 2) * mask], dim=1)
     return tokens, torch.cat([read.attention_mask, mask], dim=1), mask
 
 
 def shared_steps(folder, rank=0, ranks=1):
-    """{name of SHARED: `sgd_step` on this rank's share of the questions}"""
-    model, tokenizer = load_model(folder, CPU)
+    """{name of SHARED: `nano_step` on this rank's share of the questions}"""
+    model, tokenizer = nano.load(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nano, "sample", sample)
         patch.setattr(nano, "reward", lambda text, known: float(len(text) * known > 4))
         patch.setattr(nano, "MAX_GRAD_NORM", math.inf)
         patch.setattr(nano, "MU", 1)  # without a limit the second one would be enormous
         return {
-            name: sgd_step(model, tokenizer, [
+            name: nano_step(nano, model, tokenizer, [
                 toy.question(i) | {"answer": i not in none} for i in range(rank, 8, ranks)])
             for name, none in SHARED.items()}
 
@@ -330,23 +329,33 @@ def lines(text):
 
 
 @pytest.mark.parametrize("words, said", [
-    (lambda folder: [], "tasks/toy_base cannot be used"),
     (lambda folder: ["nobody/nothing"], "nobody/nothing cannot be used"),
     (lambda folder: ["model", "no.jsonl"], "model no.jsonl cannot be used (FileNotFoundError"),
-    (lines("\n"), "mine.jsonl or an answer is empty"),
+    (lines("\n"), "mine.jsonl cannot be used (AssertionError('the file is empty'))"),
     (lines('{"question": "?"}'), "KeyError('answer')"),
-    (lines('{"question": "?", "answer": null}'), "mine.jsonl or an answer is empty"),
-    (lines('{"question": "?", "answer": ""}'), "mine.jsonl or an answer is empty"),
+    (lines('{"question": "?", "answer": null}'), "an answer is empty"),
+    (lines('{"question": "?", "answer": ""}'), "an answer is empty"),
     (lines("?"), "JSONDecodeError"), (no_template, "chat_template is not set"),
 ])
 def test_what_cannot_be_used_is_told_in_a_sentence(words, said, small, tmp_path, monkeypatch):
     shutil.copytree(small, tmp_path / "model")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(nano, "TOY_BASE", str(tmp_path / "tasks/toy_base"))
+    monkeypatch.setattr(nano, "step", None)  # it must not come so far
     with pytest.raises(SystemExit) as stopped:
         nano.main(words(tmp_path))
     sentence = stopped.value.code
     assert said in sentence and "\n" not in sentence and "MODEL is a chat model" in sentence
+
+
+@pytest.mark.parametrize("words, said", [
+    ([], "the toy's model, tasks/toy_base, is not beside nano.py"),
+    (["--steps", "4"], "--steps is no model. nano.py has no options")])
+def test_a_first_try_that_fails_is_told_what_is_missing(words, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(nano, "TOY_BASE", str(tmp_path / "tasks/toy_base"))
+    monkeypatch.setattr(nano, "step", None)
+    with pytest.raises(SystemExit) as stopped:
+        nano.main(words)
+    assert stopped.value.code.startswith("error: " + said)
 
 
 if __name__ == "__main__":
@@ -361,6 +370,7 @@ if __name__ == "__main__":
     nano.step, nano.STEPS, nano.FOLDER = recorded, 2, str(out / "model")
     dist.destroy_process_group = lambda: None  # the ranks stay joined for the shared steps
     nano.main([])
+    nano.step = STEP
     rank = dist.get_rank()
     found = asked, weights_of(models[-1]), torch.initial_seed(), shared_steps(folder, rank, 2)
     torch.save(found, out / f"{rank}.pt")

@@ -110,7 +110,7 @@ def nano_run(out, dtype=torch.bfloat16):
         return model, tokenizer
 
     nano.load = checked
-    nano.STEPS, nano.ROWS, nano.FOLDER = 2, 5, str(out / "model")
+    nano.STEPS, nano.FOLDER, nano.TOY["rows"] = 2, str(out / "model"), 5
     nano.main([])
 
 

@@ -35,7 +35,7 @@ SHIPPED = data_of(PAGE.read_text())
 def seen():
     """A step of nano.py, in three micro-batches: of 6, 6 and 4 rows."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nano, "ROWS", 6)
+        patch.setitem(nano.TOY, "rows", 6)
         return microscope.step_of_nano(STEP)
 
 
@@ -116,7 +116,7 @@ def test_the_sliders_compute_what_python_computes(G, P, epsilon, beta):
         "k": k, "kept": own, "advantages": A, "above": above, "bucket": shares,
         "pooled": (cppo.prune_pooled(advantages, kept.numel()) // G == number).sum(),
         "allocation": allocate.questions_per_step(1, G, k), "fill": allocate.fill(above, G),
-        "micro": -(-kept.numel() // nano.ROWS), "rewards": rewards[number]}
+        "micro": -(-kept.numel() // nano.TOY["rows"]), "rewards": rewards[number]}
     for name, x in right.items():
         close(now[name], torch.as_tensor(x), 1e-6)
     found = [c for c in now["completions"] for _ in range(c["kept"])]
