@@ -32,13 +32,7 @@ from engine.model.sampler import Sampler
 from engine.model.sampler_interface import Sampling
 from engine.options.command_line import compose, parse_given
 from engine.options.options import EvaluationOptions
-from engine.report.answers import (
-    open_answers,
-    path_of_setting,
-    questions_in_a_batch,
-    setting_of,
-    write_scores,
-)
+from engine.report import answers as files_of_answers
 from engine.run.folder import as_in_the_run, rows_for_eval
 from engine.scoring.gold_answers import is_right_answer, notes_on_lost
 from engine.scoring.score import (
@@ -69,7 +63,7 @@ def sample_and_judge(
     Returns one dict per completion, in the order of the questions, on every process.
     """
     records = dict(earlier).get(part, [])
-    size = questions_in_a_batch(batch_size, samples)
+    size = files_of_answers.questions_in_a_batch(batch_size, samples)
     firsts = range(len(records) // samples, len(questions), size * ranks.world_size())
     for first in progress.over(firsts, f"{label}, {part}", "batches"):
         start = first + ranks.rank() * size  # in the last round there may be no question left
@@ -115,12 +109,6 @@ def record_scores(accuracy_reward, value):
     return {"correct": correct, "score": None if math.isnan(value) else value}
 
 
-def score_key(records):
-    """What counts of these records: "correct", or "score" if a reward is no verdict."""
-    grades = any(row["correct"] is None and row["score"] is not None for row in records)
-    return "score" if grades else "correct"
-
-
 def answer_of(judge, completion):
     """The answer of a completion as the reward `judge` reads it, or None. Equal numbers are one
     answer."""
@@ -157,7 +145,7 @@ def evaluate(
         found[part] = records
         summary["seconds"] = time.perf_counter() - begin
         summary["examples"] = [row for row in records[: 3 * k : k] if row["score"] is not None]
-    key = score_key(chain(*found.values()))
+    key = files_of_answers.score_key(chain(*found.values()))
     if measure == "reward" and is_custom(accuracy_reward):
         key = "score"
     summary["measure"] = "reward" if key == "score" else "accuracy"
@@ -222,9 +210,9 @@ def evaluate_benchmark(benchmark, rows, asked, config, model, tokenizer, folder)
         notes += notes_on_lost(reward, questions)
     sampling = Sampling(
         config.max_new_tokens, config.temperature, config.top_p, config.top_k, config.stop)
-    setting = setting_of(config, benchmark, questions, sampling, model.dtype)
-    path = path_of_setting(folder, benchmark, setting)
-    earlier = open_answers(path, setting) if ranks.rank() == 0 else None
+    setting = files_of_answers.setting_of(config, benchmark, questions, sampling, model.dtype)
+    path = files_of_answers.path_of_setting(folder, benchmark, setting)
+    earlier = files_of_answers.open_answers(path, setting) if ranks.rank() == 0 else None
     sampler = Sampler(model, tokenizer)
     if config.sampler != "builtin":
         sampler = make_sampler(config.sampler, model, sampler, tokenizer, sampling)
@@ -233,7 +221,7 @@ def evaluate_benchmark(benchmark, rows, asked, config, model, tokenizer, folder)
         samples=config.samples, measure=config.measure, batch_size=config.batch_size,
         seed=config.seed, label=benchmark, path=path, earlier=ranks.from_first(earlier))
     if ranks.rank() == 0:
-        write_scores(path, setting, asked, notes, summary)
+        files_of_answers.write_scores(path, setting, asked, notes, summary)
 
 
 def main(argv):

@@ -2,7 +2,7 @@
 
 A mini-batch gets one optimizer step. The weights of its tokens are those of the loss. A micro-batch
 is what a device computes at a time. The papers do not say how to cut. Here the cut costs few tokens
-(allocate.py, engine/model/forward_cost.py).
+(allocate.py, engine/model/prefix_sharing.py).
 """
 
 import math
@@ -13,8 +13,8 @@ import torch
 from allocate import micro_batches
 from engine.base import ranks
 from engine.model.device_defaults import DEVICE_DEFAULTS
-from engine.model.forward_cost import SequenceCost, forward_cost
 from engine.model.logprobs import computed_lengths
+from engine.model.prefix_sharing import SequenceCost, forward_cost
 from loop.records import Batch, MicroBatchPlan
 
 # --- mini-batches ---

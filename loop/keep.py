@@ -24,12 +24,9 @@ from family.unbiased import draw, keep_probabilities, reweighted
 class Rule:
     """A rule of step 4."""
 
-    keep: Callable  # (rollout, advantages, k) → rows, or (rows, their advantages)
+    function: Callable  # (rollout, advantages, k) → rows, or (rows, their advantages)
     # GFPO, PODS: the advantages take the mean and the std over the kept completions only
     normalize_kept_only: bool = False
-
-    def __call__(self, rollout, advantages, k):
-        return self.keep(rollout, advantages, k)
 
 
 # --- the rules ---
@@ -139,15 +136,17 @@ KEEP = {
 # --- what a rule returns ---
 
 
-def kept_rows(keep, rollout, advantages, k):
+def kept_rows(rule, rollout, advantages, k):
     """(rows that a rule keeps, ascending; its advantages of these rows, or None).
 
     The rule gets copies: what it changes in them changes nothing in the step.
     """
-    rows, changed = keep(copy.deepcopy(rollout), advantages.clone(), k), None
+    rows = rule.function(copy.deepcopy(rollout), advantages.clone(), k)
+    changed = None
     if isinstance(rows, tuple):  # the rule also says what these rows count
         rows, changed = rows
-    rows, every = torch.as_tensor(rows, device="cpu"), torch.arange(advantages.numel())
+    rows = torch.as_tensor(rows, device="cpu")
+    every = torch.arange(advantages.numel())
     if rows.dtype == torch.bool:
         assert rows.shape in (advantages.shape, every.shape), "a mask must be (Q, G) or (Q·G,)"
         rows = every[rows.flatten()]

@@ -33,7 +33,7 @@ def chosen(k, rewards, lengths=None, name="cppo", **options):
     rollout = a_rollout(rewards, lengths)
     algorithm = resolve(name, group_size=rollout.lengths.shape[1], **options)
     advantages = algorithm.advantages(rollout)
-    rows = algorithm.keep(rollout, advantages, k)
+    rows = algorithm.keep.function(rollout, advantages, k)
     if algorithm.keep.normalize_kept_only:
         advantages = advantages_over_kept(algorithm, rollout, rows)
     return advantages, rows.tolist()
@@ -124,16 +124,15 @@ def test_what_each_rule_keeps():
 
 def test_the_random_rule_takes_every_subset_about_equally_often():
     """4 completions have 6 subsets of 2. Of 6,000 questions, each subset gets about 1,000."""
-    kept = KEEP["random"](a_rollout(torch.zeros(6000, 4)), torch.zeros(6000, 4), 2)
+    kept = KEEP["random"].function(a_rollout(torch.zeros(6000, 4)), torch.zeros(6000, 4), 2)
     subsets = Counter(map(tuple, (kept.view(6000, 2) % 4).tolist()))
     assert len(subsets) == 6 and min(subsets.values()) > 850 and max(subsets.values()) < 1150
 
 
 def test_the_random_rule_draws_k_of_each_question_by_the_rollouts_seed():
-    draws = [
-        KEEP["random"](a_rollout(torch.zeros(8, 8), seed=seed), torch.zeros(8, 8), 4).tolist()
-        for seed in (1, 1, 2)
-    ]
+    A = torch.zeros(8, 8)
+    rule = KEEP["random"].function
+    draws = [rule(a_rollout(A, seed=seed), A, 4).tolist() for seed in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2]
     assert [row // 8 for row in draws[0]] == [q for q in range(8) for _ in range(4)]
 
@@ -393,7 +392,7 @@ def test_a_rule_may_return_the_advantages_of_its_rows():
     assert A[0, 0] == 1.0  # what the rule was given stays as it is
 
 
-@pytest.mark.parametrize("rule", [KEEP["unbiased"], half_of_each_sign])
+@pytest.mark.parametrize("rule", [KEEP["unbiased"].function, half_of_each_sign])
 def test_what_is_drawn_with_chances_is_right_on_average(rule):
     """Σ over the kept of A' f / k is on average Σ over all of A f / G, whatever f a completion has
     (its score / |o|). Only 2 completions of the last question have an advantage other than 0."""

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from engine.model.device_defaults import DEVICE_DEFAULTS
-from engine.model.forward_cost import SequenceCost, forward_cost
+from engine.model.prefix_sharing import SequenceCost, forward_cost
 from loop.batches import by_length, cheaper_cut, question_by_question
 
 

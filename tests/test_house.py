@@ -108,6 +108,21 @@ def test_no_local_name_hides_a_function_or_a_module(name):
     assert not hidden(TREES[name])
 
 
+# functions that mean the same in each file, or that stand in a file to be copied alone
+DOUBLES = {"main", "question", "questions", "options_of"}
+
+
+def test_one_function_has_one_name():
+    """nano.py has names of its own, because it is copied alone."""
+    files = {}
+    for name, tree in TREES.items():
+        for node in tree.body if name != "nano" else ():
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                files.setdefault(node.name, []).append(name)
+    doubles = {name for name, others in files.items() if len(others) > 1}
+    assert doubles <= DOUBLES, {name: files[name] for name in doubles - DOUBLES}
+
+
 # --- how much there is to read ---
 
 
@@ -154,7 +169,7 @@ print("entered", json.dumps(sorted(entered)))
 
 
 # what a reader passes from `train_step` to the first gradient
-FUNCTIONS, IN_FILES = 75, 22
+FUNCTIONS, IN_FILES = 77, 22
 NAMES = 36  # that train.py imports
 
 

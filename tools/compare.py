@@ -21,11 +21,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 from engine.base import files, progress
 from engine.base.errors import UserError
 from engine.base.program import run_program
-from engine.report.answers import read_answers
+from engine.report.answers import read_answers, score_key
 from engine.report.metrics import AXES
 from engine.run.checkpoint import has_finished
 from engine.run.folder import ANSWERS, options_of
-from eval import score_key
 from scores import group_by_question, mean_value, paired
 
 # --- files of answers ---

@@ -23,7 +23,7 @@ class DeviceDefaults:
     # --- scoring and updates ---
     # tokens of a micro-batch, if memory allows it
     micro_batch_tokens: int
-    # a second forward pass takes about as long as computing so many more tokens (forward_cost.py)
+    # a second forward pass takes about as long as computing so many more tokens (prefix_sharing.py)
     second_pass: int
     # tokens × vocabulary scored at a time; at most three float32 tensors of this size exist
     # together

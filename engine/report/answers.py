@@ -90,6 +90,12 @@ def print_scores(part, scores):
         print(f"  tokens, {part}: {scores['length']:.1f}; {scores['truncated']:.1%} are cut off")
 
 
+def score_key(records):
+    """What counts of these records: "correct", or "score" if a reward is no verdict."""
+    grades = any(row["correct"] is None and row["score"] is not None for row in records)
+    return "score" if grades else "correct"
+
+
 def setting_of(config, benchmark, questions, sampling, dtype):
     """What the scores depend on. An interrupted evaluation goes on only in the same setting."""
     return {

@@ -32,9 +32,9 @@ from engine.base import ranks
 from engine.base.errors import UserError
 from engine.model.device_defaults import DEVICE_DEFAULTS
 from engine.model.folders import prompt_room
-from engine.model.forward_cost import SequenceCost, forward_cost
 from engine.model.networks import check_rank
 from engine.model.precision import TINY, choose_dtype
+from engine.model.prefix_sharing import SequenceCost, forward_cost
 from engine.options.config import algorithm_of
 from engine.run.shapes import skeleton, widths
 from tasks.table import task_of

@@ -31,7 +31,7 @@ def distinct(rollout, advantages, k):
 # (Horvitz and Thompson) ---
 
 
-importance = KEEP["unbiased"]  # with chances in proportion to |A|
+importance = KEEP["unbiased"].function  # with chances in proportion to |A|
 
 
 def half_of_each_sign(rollout, advantages, k):
@@ -67,8 +67,8 @@ def over_group_length(rule):
     return keep
 
 
-largest_abs_by_group = over_group_length(KEEP["largest_abs"])
-pooled_by_group = over_group_length(KEEP["pooled"])
-random_by_group = over_group_length(KEEP["random"])
+largest_abs_by_group = over_group_length(KEEP["largest_abs"].function)
+pooled_by_group = over_group_length(KEEP["pooled"].function)
+random_by_group = over_group_length(KEEP["random"].function)
 importance_by_group = over_group_length(importance)
 half_of_each_sign_by_group = over_group_length(half_of_each_sign)
