@@ -1,4 +1,4 @@
-"""How the kept completions of a step are cut: into mini-batches, and these into micro-batches.
+"""Mini-batches and token-budget micro-batches: how the kept completions of a step are cut.
 
 A mini-batch gets one optimizer step. The weights of its tokens are those of the loss. A micro-batch
 is what a device computes at a time. The papers do not say how to cut. Here the cut costs few tokens

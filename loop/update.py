@@ -185,7 +185,7 @@ def update_sums(batch, mask, logp, entropy, stats):
 
 
 class MetricSums:
-    """What the logs tell of an update, added up over its micro-batches.
+    """Metric sums of an update, added up on the device over its micro-batches.
 
     The numbers stay on the device until `read`, so no micro-batch waits for the one before it.
     """

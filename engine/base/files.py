@@ -1,4 +1,4 @@
-"""The files of a run: JSON lines, files that are replaced as a whole, and a function of a user's
+"""File helpers: JSON lines, files that are replaced as a whole, and a function of a user's
 own file."""
 
 import contextlib

@@ -1,4 +1,4 @@
-"""How a program ends: a user's mistake becomes one sentence and exit code 2."""
+"""Exit codes: a user's mistake becomes one sentence and exit code 2."""
 
 import json
 import os

@@ -1,5 +1,5 @@
-"""What a program shows while it works: a bar on a terminal, which ends with the words of `say`. A
-file gets a line instead, at most one a minute. Only the first rank shows anything."""
+"""Progress bars. On a terminal a bar ends with the words of `say`. A file gets a line instead, at
+most one a minute. Only the first rank shows anything."""
 
 import functools
 import sys

@@ -1,4 +1,4 @@
-"""What the ranks, the processes of one run, tell each other. With one process, values come back
+"""Collectives between the ranks, the processes of one run. With one process, values come back
 unchanged."""
 
 import atexit

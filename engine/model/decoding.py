@@ -1,4 +1,4 @@
-"""Writing completions: a step for each token, for all rows at once.
+"""Batched decoding with a CUDA graph: a step for each token, for all rows at once.
 
 A step reads the newest token of each row and draws the next one. It starts hundreds of small
 kernels, and a GPU computes them in less time than the host needs to start them. So on a GPU a step
@@ -93,7 +93,7 @@ def record(step):
 
 
 class DecodingState:
-    """The completions that are not finished, one row each: n of N.
+    """Decoding state: the completions that are not finished, one row each, n of N.
 
     Each prompt is computed once, then repeated, and the first token of each row is drawn. The
     arguments are those of `decode_completions`.

@@ -1,4 +1,4 @@
-"""What is right for a CPU, and what for a GPU.
+"""Defaults for each kind of device: what is right for a CPU, and what for a GPU.
 
 The host takes 5 to 90 µs to start a kernel on a GPU, however small the tensors are. Meanwhile the
 GPU waits. So for a GPU few large steps are better than many small ones.

@@ -1,5 +1,4 @@
-"""What is known of a model before its weights are loaded: where it is, and how long its prompts may
-be."""
+"""Model folders: where a model is, and how long its prompts may be, before weights are loaded."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""Keys and values, layer by layer, as transformers' Cache asks for them.
+"""Static and prefix-sharing KV cache: layers, as transformers' Cache asks for them.
 
 In sampling a layer has room for all tokens to come. The cache of transformers is copied as a whole
 for every new token, and again when a completion has ended. Here a token is written in place, and
@@ -30,7 +30,7 @@ class CachePosition:
 
 
 class StaticLayer(DynamicLayer):
-    """Keys and values of one layer, (rows, heads, columns, width of a head), with room for all
+    """Static KV cache of one layer, (rows, heads, columns, width of a head), with room for all
     tokens to come. They are views into `all_keys` and `all_values`, which stay where they are.
 
     layer: that of the prompts, which this one replaces. room: columns at most. cache_position: the
@@ -72,15 +72,15 @@ class StaticLayer(DynamicLayer):
 
 
 class NoCacheLayer(DynamicLayer):
-    """A layer that keeps nothing."""
+    """No cache: a layer that keeps nothing."""
 
     def update(self, keys, values, *args, **kwargs):
         return keys, values
 
 
 class SharedPrefixLayer(DynamicLayer):
-    """The keys and values of prompts, and what completions see: those of each row's prompt, then
-    the row's own.
+    """Prefix-sharing KV cache: the keys and values of prompts. A completion sees those of its
+    prompt, then its own.
 
     prompt_of_row: (N,), of the completions; None while the prompts are read. The prompts' are
     written once: with gradient checkpointing a layer is computed again. The completions' are not

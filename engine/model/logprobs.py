@@ -1,5 +1,4 @@
-"""Log-probabilities that a causal language model gives to sampled completions, without ever holding
-all logits."""
+"""Token log-probabilities through a chunked output head: all logits never exist together."""
 
 from dataclasses import dataclass
 from functools import partial

@@ -1,5 +1,4 @@
-"""Building the networks of a run: the policy that learns, PPO's critic, the sampler, the
-reference."""
+"""The networks of a run: policy, reference, PPO's critic, sampler, optimizer."""
 
 import warnings
 from copy import deepcopy

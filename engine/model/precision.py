@@ -1,5 +1,6 @@
-"""Precision. The option `--dtype` names the dtype of a network: it samples, scores and learns in
-this dtype.
+"""bfloat16 networks with float32 master weights.
+
+The option `--dtype` names the dtype of a network: it samples, scores and learns in this dtype.
 
 An update at lr 1e-6 is too small for the weights of a network in bfloat16 (bf16). So the optimizer
 changes a second set of weights in float32, the masters. After each of its steps the network's
@@ -51,8 +52,9 @@ def with_parameters(network, make):
 
 
 def rounded(masters, dtype):
-    """A network in `dtype` with the rounded weights of `masters`. Its gradients are added up in
-    those of the masters. Weights that do not learn are shared, if their dtype is the same."""
+    """Compute copy of float32 master weights: a network in `dtype` with their rounded values. Its
+    gradients are added up in those of the masters. Weights that do not learn are shared, if their
+    dtype is the same."""
     network = with_parameters(masters, lambda p: p.to(dtype))
     for p, master in zip(network.parameters(), masters.parameters()):
         if p.requires_grad:

@@ -1,4 +1,4 @@
-"""A prompt is computed once for all its completions, in sampling and in scoring.
+"""Prefix sharing: a prompt is computed once for all its completions, in sampling and in scoring.
 
 Prompts are padded on the left, so that all of them end in the same column. The model reads them and
 keeps their keys and values. Then it reads only the completions; each row sees the keys and values

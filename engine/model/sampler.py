@@ -1,5 +1,5 @@
-"""The project's sampler of the policy. sampler_interface.py says what every sampler does, and
-decoding.py draws the tokens."""
+"""The builtin sampler. sampler_interface.py says what every sampler does, and decoding.py draws the
+tokens."""
 
 import math
 

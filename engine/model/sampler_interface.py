@@ -1,6 +1,6 @@
-"""The contract of a sampler, and the records that go through it.
+"""The sampler interface, and the records that go through it.
 
-The project's sampler (sampler.py) keeps the contract. One of your own is a class in a file:
+The builtin sampler (sampler.py) has this interface. One of your own is a class in a file:
 --sampler FILE.py:CLASS takes it. Two are written already: examples/my_sampler.py with transformers'
 `generate`, and examples/vllm_sampler.py with vLLM.
 

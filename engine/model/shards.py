@@ -1,5 +1,4 @@
-"""Splitting weights over the devices (`--shard full`, FSDP2), and adding up gradients over the
-devices."""
+"""FSDP2 shards (`--shard full`), and the sum of the gradients over the devices."""
 
 import warnings
 
@@ -55,8 +54,7 @@ def without_weights(network, dtype):
 
 
 def shard_from_rank_0(network, device, stored, computed, exact=()):
-    """A network split over the devices, from the whole network in the host's memory of the first
-    rank.
+    """Sharded network from the whole network in the memory of rank 0's host.
 
     network: that whole network; None on the other ranks. A device holds its part, and at most one
     whole tensor at a time. stored, computed: the dtypes of the weights and of the arithmetic.
@@ -76,8 +74,8 @@ def shard_from_rank_0(network, device, stored, computed, exact=()):
 
 
 def full_state_dict(model, dtype=None):
-    """(name, whole tensor) of every weight; split weights are gathered from all ranks, one at a
-    time."""
+    """Full state dict, (name, whole tensor) of every weight. Split weights are gathered from all
+    ranks, one at a time."""
     from torch.distributed.tensor import DTensor
 
     for name, p in model.named_parameters():

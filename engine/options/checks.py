@@ -1,4 +1,4 @@
-"""Checks before any work: options that do not fit each other or the machine are refused."""
+"""Option checks before any work: options that do not fit each other or the machine are refused."""
 
 import traceback
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Options: a dataclass becomes a command line and a YAML recipe."""
+"""Command line and YAML recipe, made of a dataclass."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""How the options of a run become a Config and an Algorithm.
+"""Config layers: how the options of a run become a Config and an Algorithm.
 
 Options are layers. Each layer wins over those before it:
 

@@ -1,4 +1,4 @@
-"""--hooks FILE.py: a file of the user's own whose function `metrics` a run asks at each step.
+"""Custom metrics, --hooks FILE.py: its function `metrics` is called at each step.
 
     metrics(step) → {name: number}
         what is logged of a Step (loop/records.py) as the metric custom/NAME, in metrics.jsonl and

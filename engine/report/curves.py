@@ -1,5 +1,5 @@
-"""`curves.png`: the picture of a run. `compared.png`: that of several runs. The colours of the
-methods in all pictures of the project."""
+"""Training curves. `curves.png`: the picture of a run. `compared.png`: that of several runs. The
+colours of the methods in all pictures of the project."""
 
 from itertools import accumulate
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is wrong with a run, read from its logs: the findings of tools/doctor.py and train.py.
+"""Diagnosis of a run from its logs: the findings of tools/doctor.py and train.py.
 
 A finding is (what a person can change, what is wrong, names of the metrics that show it, and maybe
 completions that show it). The functions yield findings, a cause before its effects. Only the first

@@ -1,4 +1,4 @@
-"""What a run writes and prints: the lines of its steps, its summary, its picture."""
+"""Logs of a run, what it writes and prints: the lines of its steps, its summary, its picture."""
 
 import shlex
 import shutil

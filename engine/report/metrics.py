@@ -1,4 +1,4 @@
-"""What is measured of a step: its metrics, its seconds and its first group."""
+"""Step metrics: what is measured of a step, its seconds and its first group."""
 
 import math
 from statistics import fmean

@@ -1,4 +1,4 @@
-"""What `train.py --plan` prints: the memory of a run and, if it does not fit, what makes it fit."""
+"""Memory report of `train.py --plan`: what a run needs and, if it does not fit, what makes it fit."""
 
 from types import SimpleNamespace
 

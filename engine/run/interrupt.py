@@ -1,4 +1,4 @@
-"""How a run ends early: when it is asked to, and when something fails."""
+"""Signals and failures: how a run ends early."""
 
 import signal
 import time

@@ -1,4 +1,4 @@
-"""The memory that a run needs on each device, before any weights are loaded.
+"""Memory plan: what a run needs on each device, before any weights are loaded.
 
 Memory may run out at two moments: while completions are sampled ("generation"), and in the update.
 Loading, the optimizer's step and saving need less than these two.

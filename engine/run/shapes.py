@@ -1,4 +1,4 @@
-"""The shapes of a model's weights, known before any weights are loaded.
+"""Weight shapes of a model, known before any weights are loaded.
 
 Only the model's config.json is read. shapes.json holds what matters of it for the toy and the usual
 models, so their memory can be planned without a network. transformers makes the model on PyTorch's

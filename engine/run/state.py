@@ -1,4 +1,4 @@
-"""How far a run is, and what follows from it: its learning rate, its next questions, its end."""
+"""Training state: how far a run is. Its learning rate, its next questions and its end follow."""
 
 import gc
 import math

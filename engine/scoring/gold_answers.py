@@ -1,4 +1,4 @@
-"""Gold answers that no completion can win: a run would train on them in vain."""
+"""Unreachable gold answers, which no completion can win: a run would train on them in vain."""
 
 import math
 import re
