@@ -57,7 +57,7 @@ def sample_and_judge(
     """Sample and judge `samples` completions of every question. The processes share the batches.
 
     sampler: an `engine.model.sampler.Sampler`, or the like. sampling: a Sampling; temperature 0
-    is greedy. accuracy_reward: a reward, of which `verdict` makes one. path: a file to which the
+    is greedy. accuracy_reward: the reward whose verdict counts. path: a file to which the
     records of each round of batches are added, as those of `part`. earlier: the records of
     `open_answers`, which are not made again.
     Returns one dict per completion, in the order of the questions, on every process.

@@ -49,9 +49,10 @@ def interval(values, least=0.0, draws=2000):
     """95% confidence interval of the mean over questions: (low, high). Values lie in [least, 1].
     least None: nobody knows where they lie.
 
-    A share, of values 0 and 1, gets Wilson's interval, an average over samples a bootstrap. If all
-    n values are equal, a bootstrap would call their mean certain. But of all questions a part of
-    z² / (n + z²) may have another value (Wilson, 0 of n), from `least` to 1.
+    A share, of values 0 and 1, gets Wilson's interval. An average over samples gets a bootstrap. If
+    all n values are equal, a bootstrap would call their mean certain. Then Wilson's upper limit for
+    0 successes of n, z² / (n + z²), bounds the share of all questions that may have another value,
+    from `least` to 1.
     """
     values = np.asarray(values, dtype=float)
     n = len(values)

@@ -69,7 +69,7 @@ class Questions:
         plain_text = self.tokenizer.chat_template is None
         questions = {}
         for number, row in self.complete(numbers).items():
-            row = self.without_solution(row)
+            row = self.without_given_answer(row)
             text = prompt_text(
                 self.tokenizer, row, self.system_prompt, examples, self.template_options)
             prompt = self.tokenizer(text, add_special_tokens=plain_text).input_ids
@@ -77,7 +77,7 @@ class Questions:
                 questions[number] = {**row, "prompt": prompt, "begun": begun(text, row)}
         return questions
 
-    def without_solution(self, row):
+    def without_given_answer(self, row):
         """The same row. A chat that ends with the solution, a turn of the assistant that is a right
         answer by itself, loses this turn: a model that reads it learns nothing."""
         *others, last = row.get("prompt") or [{"role": "user"}]

@@ -1,4 +1,4 @@
-"""Memory report of `train.py --plan`: what a run needs and, if it does not fit, what makes it fit."""
+"""Memory report of `train.py --plan`: what a run needs, and what makes it fit if it does not."""
 
 from types import SimpleNamespace
 
