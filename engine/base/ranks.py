@@ -81,7 +81,7 @@ def gather(rows):
 
 def over_all_groups(advantages, rollout):
     """`advantages(rollout)`, but over the groups of all ranks. Returns those of this rank, (Q, G).
-    Only the rewards of the rollout are those of all ranks."""
+    `advantages` may read only the rewards: all else in the rollout is that of this rank."""
     parts = gather([rollout.rewards])
     rewards = torch.cat(parts, dim=1)
     questions = [part.shape[1] for part in parts]
