@@ -68,6 +68,14 @@ def lite_ppo_advantages(rollout):
     return batch_std_advantages(rollout.total)
 
 
+# --scale_rewards: by what GRPO's r − mean(r) is divided
+SCALE_REWARDS = {
+    "group": grpo_advantages,
+    "batch": lite_ppo_advantages,
+    "none": partial(grpo_advantages, divide_by_std=False),
+}
+
+
 def ppo_scores(rollout):
     """PPO has no advantages yet, only scores. The critic makes the advantages in step 5."""
     return rollout.total
@@ -88,7 +96,15 @@ def constant(mask, n, tokens, max_tokens):  # 1 / (N L)
     return constant_weights(mask, max_tokens=max_tokens, num_sequences=n)
 
 
+TOKEN_WEIGHTS = {"sequence_mean": sequence_mean, "token_mean": token_mean, "constant": constant}
+
+
 # --- the table ---
+
+
+ALL_OPTIONS = (
+    "keep", "pruning_rate", "allocation", "min_prefix", "token_weights", "scale_rewards")
+OWN_SCALE = ALL_OPTIONS[:-1]  # of rows whose advantages are not GRPO's
 
 
 @dataclass(frozen=True)
@@ -117,7 +133,7 @@ class Row:
     # what the loss takes besides, (N, T) each: "entropy", "sampled_logp". Only these are handed in
     wants: tuple[str, ...] = ()
     # of the options that only some rows allow
-    allowed_options: tuple[str, ...] = ("keep", "pruning_rate", "allocation", "min_prefix")
+    allowed_options: tuple[str, ...] = ALL_OPTIONS
 
 
 grpo = Row(
@@ -125,12 +141,14 @@ grpo = Row(
     words="(·: as in this row)")
 gspo = Row(
     gspo_loss, sequence_mean, clip_low=3e-4, clip_high=4e-4, minibatches=4,
-    # its loss looks at the whole completion, so there is no --min_prefix
-    allowed_options=("keep", "pruning_rate", "allocation"), words="a ratio per completion, no KL")
+    # its loss looks at the whole completion: no --min_prefix, and one weight for all its tokens
+    allowed_options=("keep", "pruning_rate", "allocation", "scale_rewards"),
+    words="a ratio per completion, no KL")
 gfpo = Row(
     grpo_loss, token_mean, beta=0.001, clip_low=0.2, clip_high=0.2,
     advantages=partial(grpo_advantages, ddof=0), keep="shortest", custom_keep_is_metric=True,
-    pruning_rate=0.5, allocation=False, words="trains on the shortest only")
+    pruning_rate=0.5, allocation=False, allowed_options=OWN_SCALE,
+    words="trains on the shortest only")
 ALGORITHMS = {
     "grpo": grpo,
     "2grpo": replace(grpo, group_size=2, words="two completions per question"),
@@ -154,31 +172,34 @@ ALGORITHMS = {
         words="a soft gate for the clip, no KL"),
     "rloo": Row(  # with one update every ratio is 1, so the clip never acts: REINFORCE
         grpo_loss, constant, clip_low=0.2, clip_high=0.2, mu=1,
-        advantages=rloo_advantages, words="A from the other completions, no KL"),
+        advantages=rloo_advantages, allowed_options=OWN_SCALE,
+        words="A from the other completions, no KL"),
     "lite_ppo": Row(
         grpo_loss, token_mean, clip_low=0.2, clip_high=0.2, mu=1,
-        advantages=lite_ppo_advantages, over_all_devices=True,
+        advantages=lite_ppo_advantages, over_all_devices=True, allowed_options=OWN_SCALE,
         words="the std of the whole batch, no KL"),
     "maxrl": Row(
         grpo_loss, token_mean, clip_low=0.2, clip_high=0.2, mu=1,
-        advantages=maxrl_advantages, words="A divided by the mean, no KL"),
+        advantages=maxrl_advantages, allowed_options=OWN_SCALE,
+        words="A divided by the mean, no KL"),
     "gspo": gspo,
     "gspo_token": replace(
         gspo, loss=partial(gspo_loss, token_level=True), words="GSPO, A may differ by token"),
     "gfpo": gfpo,
     "gfpo_adaptive": replace(
         gfpo, pruning_rate=0.0, k_by_difficulty=(4, 6, 8, 8),
-        allowed_options=("keep", "min_prefix"), words="GFPO, k by difficulty"),
+        allowed_options=("keep", "min_prefix", "token_weights"), words="GFPO, k by difficulty"),
     "gdpo": replace(
-        grpo, advantages=gdpo_advantages, over_all_devices=True,
+        grpo, advantages=gdpo_advantages, over_all_devices=True, allowed_options=OWN_SCALE,
         words="normalises each reward alone"),
     "deepseek_v32": replace(
         grpo, loss=deepseek_v32_loss, wants=("sampled_logp",),
         advantages=partial(grpo_advantages, divide_by_std=False),
-        allowed_options=("keep", "pruning_rate", "allocation"),  # as for gspo
+        # its mask looks at the whole completion: no --min_prefix
+        allowed_options=("keep", "pruning_rate", "allocation", "token_weights", "scale_rewards"),
         words="no std, another KL, masks stale A < 0"),
     "pods": replace(
-        grpo, keep="max_variance", pruning_rate=0.75, allocation=False,
+        grpo, keep="max_variance", pruning_rate=0.75, allocation=False, allowed_options=OWN_SCALE,
         words="trains on the most varied rewards"),
     "ppo": Row(
         ppo_loss, token_mean, beta=0.02, clip_low=0.2, clip_high=0.2, advantages=ppo_scores, mu=4,
@@ -249,19 +270,26 @@ def advantages_over_kept(algorithm, rollout, kept):
 
 
 def resolve(
-    name, *, keep=None, questions_per_step=1, target_kl=None, sampler_correction=None,
-    min_prefix=None, overlong_buffer=None, mask_truncated=False, **changed,
+    name, *, keep=None, token_weights=None, scale_rewards=None, questions_per_step=1,
+    target_kl=None, sampler_correction=None, min_prefix=None, overlong_buffer=None,
+    mask_truncated=False, **changed,
 ):
     """The Algorithm of a run: the row `name` with the options of the run.
 
-    keep: a name of KEEP, or a function. questions_per_step: B of a device, before allocation.
-    sampler_correction: a name of CORRECTIONS. changed: fields of the row; None: the row's own.
+    keep: a name of KEEP, or a function. token_weights, scale_rewards: names of TOKEN_WEIGHTS and of
+    SCALE_REWARDS. questions_per_step: B of a device, before allocation. sampler_correction: a name
+    of CORRECTIONS. changed: fields of the row. None: the row's own.
     Raises AssertionError if the pruning rate keeps nothing.
     """
     row = ALGORITHMS[name]
     rule = keep or row.keep
     given = {option: value for option, value in changed.items() if value is not None}
     given.setdefault("pruning_rate", usual_pruning_rate(row, rule))
+    if token_weights:
+        given["token_weights"] = TOKEN_WEIGHTS.get(token_weights, row.token_weights)
+    if scale_rewards:
+        given["advantages"] = SCALE_REWARDS[scale_rewards]
+        given["over_all_devices"] = scale_rewards == "batch"
     row = replace(row, **given)
     if row.k_by_difficulty:
         k = max(row.k_by_difficulty)

@@ -50,7 +50,8 @@ def check_algorithm(o):
     """Refuse options that the algorithm does not take, and a pruning rule that does not fit it."""
     name, keep, row = o.algorithm, o.keep, ALGORITHMS[o.algorithm]
     usual = rule_name(row.keep)
-    of_row = vars(row) | {"keep": usual, "min_prefix": None}
+    of_row = vars(row) | {"keep": usual, "min_prefix": None, "scale_rewards": None}
+    of_row["token_weights"] = row.token_weights.__name__
     for option in Row.allowed_options:  # all that some row allows
         if getattr(o, option) != of_row[option] and option not in row.allowed_options:
             raise UserError(f"--{option} does not fit {name}: leave it out, or take another "

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from algorithms import ALGORITHMS, Row
+from algorithms import ALGORITHMS, SCALE_REWARDS, TOKEN_WEIGHTS, Row
 from engine.model.sampler_interface import Sampling
 from engine.options.command_line import option
 from family.tis import CORRECTIONS
@@ -73,6 +73,12 @@ class RowOptions:
     group_size: int | None = option(None, "G, completions sampled per question", limits="[1, ∞)")
     keep: str | None = option(
         None, "which completions are kept: a rule of KEEP in algorithms.py, or FILE.py:FUNCTION")
+    token_weights: str | None = option(
+        None, "how much each token counts: 1/(N·|o|), the same in the whole batch, or 1/(N·L) with "
+        "the longest completion L", choices=tuple(TOKEN_WEIGHTS))
+    scale_rewards: str | None = option(
+        None, "by what r − mean is divided: the std of the group, that of the batch, or nothing",
+        choices=tuple(SCALE_REWARDS))
     pruning_rate: float | None = option(
         None, "P, the share that is pruned: ⌊G(1−P)⌋ completions are kept per question",
         limits="[0, 1)")

@@ -50,10 +50,13 @@ def curves(folder, algorithm, measure, tested):
 
 
 def panels(figure, row, measure, below):
-    """{metric: its panel in the figure}: the measure, those of PANELS, and the user's own metrics.
-    row: the metrics of a step. below: what stands below the curves, in words."""
-    own = {name: name for name in row if name.startswith("custom/")}
-    titles = {measure: f"{measure} of the samples"} | PANELS | own
+    """{metric: its panel in the figure}: the measure, PANELS, the kept signs of a run that prunes,
+    and custom metrics. row: the metrics of a step. below: what stands below the curves, in words.
+    """
+    titles = {measure: f"{measure} of the samples"} | PANELS
+    if row["kept"] < row["completions"]:
+        titles["kept_negative"] = "share of A < 0 among the kept"
+    titles |= {name: name for name in row if name.startswith("custom/")}
     figure.set_size_inches(4.7 * len(titles), 5)
     axes = dict(zip(titles, figure.subplots(1, len(titles))))
     for name, axis in axes.items():

@@ -34,6 +34,8 @@ def step_metrics(rollout, advantages, kept):
         "tokens_without_logp": rollout.logp.isnan().sum(),
     }
     means = means_of_completions(rollout) | means_of_verdicts(rollout, advantages)
+    negative = advantages.flatten()[kept] < 0
+    means["kept_negative"] = negative.sum(), len(kept)
     for name, (total, count) in means.items():
         sums[name] = total
         sums[f"{name}, count"] = count

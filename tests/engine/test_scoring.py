@@ -332,7 +332,7 @@ def test_the_metrics_of_five_questions_by_hand():
         "reward": 10 / 10, "reward/reward_0": 1 / 7, "reward/reward_1": 9 / 8,
         "frac_reward_zero_std": 1 / 5, "frac_reward_zero_std/reward_0": 0.0,
         "frac_reward_zero_std/reward_1": 1 / 4,
-        "tokens_without_logp": 2, "entropy": 3.0,
+        "tokens_without_logp": 2, "entropy": 3.0, "kept_negative": 1 / 10,
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
     nobody = step_metrics(a_rollout(torch.tensor([[no, no]])), torch.zeros(1, 2), torch.arange(2))

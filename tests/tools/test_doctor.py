@@ -63,11 +63,11 @@ ALWAYS = "Take questions in between", "A question is always right or always wron
 EASY = "Take harder questions, or correct a", "The questions are too easy."
 AWAY = "Correct a reward or advantages that pay for long", "The length runs away."
 SHORT = "Correct a reward or advantages that pay for short", "The length collapses."
-CPPO_SHORT = "Take --algorithm cppo_published --keep largest_abs", "The length collapses."
+ONE_SIGN = "Take --keep random or --keep unbiased", "The length collapses, and almost nothing"
 
 
-def pruning(algorithm, keep="largest_abs", rate=0.75):
-    return {"options": {"algorithm": algorithm, "keep": keep, "pruning_rate": rate}}
+def pruning(rate):
+    return {"options": {"pruning_rate": rate}}
 
 
 @pytest.mark.parametrize("said, name, healthy, faulty, more", [
@@ -104,9 +104,12 @@ def pruning(algorithm, keep="largest_abs", rate=0.75):
     (AWAY, "truncated", change(0.0, 0.19), change(0.0, 0.21), {}),
     (AWAY, "truncated", change(0.0, 0.19), change(0.0, 0.21), GRADED | {"reward": RISES}),
     (SHORT, "length", change(9.0, 4.6), change(9.0, 4.4), {}),
-    *((SHORT, "length", change(9.0, 4.6), change(9.0, 4.4), pruning(*words)) for words in (
-        ["cppo_published"], ["cppo", "random"], ["cppo", "largest_abs", 0.0])),
-    (CPPO_SHORT, "length", change(9.0, 6.5), change(9.0, 6.2), pruning("cppo")),
+    (SHORT, "length", change(9.0, 4.6), change(9.0, 4.4), pruning(0.75) | {"kept_negative": 0.3}),
+    (SHORT, "length", change(9.0, 4.6), change(9.0, 4.4), pruning(0.0) | {"kept_negative": 0.1}),
+    (ONE_SIGN, "length", change(9.0, 6.5), change(9.0, 6.2),
+     pruning(0.75) | {"kept_negative": 0.1}),
+    (ONE_SIGN, "kept_negative", change(0.1, 0.3), change(0.3, 0.1),
+     pruning(0.75) | {"length": change(9.0, 6.2)}),
     (CLIP, "clip_fraction", change(0.0, 0.28), change(0.0, 0.32), {}),
     (CLIP, "steps", 7, 8, {"clip_fraction": 0.16}),
     (CLIP, "clip_fraction", 0.79, 0.81, {"options": {"algorithm": "gspo"}}),
