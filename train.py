@@ -46,11 +46,11 @@ from eval import evaluate, sample_batch
 from loop.batches import split_into_mini_batches
 from loop.records import FIRST_STEP, Parts, Step, TrainingProgress
 from loop.rollout import sample_and_score
-from loop.update import NO_UPDATE, Limits, compute_minibatch, update
+from loop.update import NO_UPDATE, Limits, map_micro_batches, update
 
 
 def train_step(parts, questions, rng, so_far=FIRST_STEP, more=None):
-    """One turn of the algorithm box. Returns a Step.
+    """One turn of the algorithm box: μ · mini-batches updates. Returns a Step.
 
     parts: the networks and what is done with them. questions: those of this device. rng: the source
     of all random numbers. so_far: the number of the step, and how far the run is. more(n): this
@@ -64,7 +64,8 @@ def train_step(parts, questions, rng, so_far=FIRST_STEP, more=None):
     rollout = sample_and_score(parts, questions, rng, clock, so_far, more)
     # 3 advantages A over all G completions of a question; GRPO, CPPO: grpo.group_advantages
     advantages = algorithm.advantages(rollout)
-    # 4 keep all of them (GRPO), or the k with the largest |A| (CPPO: cppo.prune)
+    # 4 keep all of them (GRPO), or the k with the largest |A| (CPPO: cppo.prune). Some rules also
+    # say what the kept ones count (GFPO, PODS, unbiased)
     kept, advantages = algorithm.keep_completions(rollout, advantages)
     minibatches = split_into_mini_batches(
         rollout, advantages, kept, algorithm, parts.sampling.max_new_tokens)
@@ -75,13 +76,13 @@ def train_step(parts, questions, rng, so_far=FIRST_STEP, more=None):
             # 5 log-probabilities of the reference policy, for the kept completions only
             if reference:  # if β > 0, or --stop_kl needs it
                 for batch in minibatches:
-                    batch.ref_logp = compute_minibatch(reference.logprobs, batch, policy, limits)
+                    batch.ref_logp = map_micro_batches(reference.logprobs, batch, policy, limits)
             # the first update gives those of π_old for free, because π_θ is then still π_old
             for batch in minibatches if critic else minibatches[1:]:
-                batch.old_logp = compute_minibatch(policy.logprobs, batch, policy, limits)
+                batch.old_logp = map_micro_batches(policy.logprobs, batch, policy, limits)
             if critic:  # PPO: the scores become advantages
                 for batch in minibatches:
-                    batch.old_values = compute_minibatch(critic, batch, policy, limits)
+                    batch.old_values = map_micro_batches(critic, batch, policy, limits)
                 compute_advantages(minibatches, device, beta=algorithm.beta, lam=algorithm.lam)
         with clock.phase("update"):
             # 6 μ updates on the kept completions

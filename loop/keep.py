@@ -1,10 +1,11 @@
 """Step 4: which completions are kept. One function for each rule, and their table.
 
-    keep(rollout, advantages, k) → rows of the batch, q·G + i, (n,) int64, ascending
+    keep(rollout, advantages, k) → rows of the rollout, q·G + i, (n,) int64, ascending
 
-Completions that may not be trained on (`rollout.trainable`) come last in every rule. A rule may
-also return a mask (Q, G), or (rows, advantages of these rows): then a kept completion may count
-more or less than before. For example, one that was drawn may count the inverse of its chance.
+A rule that chooses takes completions that may not be trained on (`rollout.trainable`) last;
+`Algorithm.keep_completions` drops those. A rule may also return a mask (Q, G), or (rows, advantages
+of these rows): then a kept completion may count more or less than before. For example, one that was
+drawn may count the inverse of its chance.
 """
 
 import copy

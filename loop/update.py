@@ -41,13 +41,13 @@ MAXIMA = ("ratio_max", "sampler_logp_diff_max")
 NO_UPDATE = dict.fromkeys(("loss", *MEANS, *MAXIMA, "grad_norm")) | {"skipped_updates": 0}
 
 
-def compute_minibatch(function, minibatch, policy, limits, what="log-probabilities"):
+def map_micro_batches(function, minibatch, policy, limits):
     """function(Batch) → (N, T) of a whole mini-batch, computed one micro-batch at a time. policy:
-    says how the mini-batch is cut. what: for the progress bar."""
+    only says how the mini-batch is cut."""
     whole = torch.zeros(minibatch.tokens.shape, device=minibatch.tokens.device)
-    cut = split_into_micro_batches(minibatch, limits.micro_batch_tokens, policy)
-    for i, (rows, batch) in enumerate(cut, 1):
-        progress.say(what, i, len(cut), "micro-batches")
+    micro_batches = split_into_micro_batches(minibatch, limits.micro_batch_tokens, policy)
+    for i, (rows, batch) in enumerate(micro_batches, 1):
+        progress.say("log-probabilities", i, len(micro_batches), "micro-batches")
         whole[rows, : batch.tokens.shape[1]] = function(batch)
     return whole
 
@@ -61,7 +61,7 @@ def update(networks, minibatches, algorithm, limits):
     history = []
     skipped = []
     for minibatch in minibatches * algorithm.mu:
-        stats, norms = gradient(networks, minibatch, algorithm, limits)
+        stats, norms = forward_backward(networks, minibatch, algorithm, limits)
         history.append(stats)
         if algorithm.target_kl is not None and stats["approx_kl"] > algorithm.target_kl:
             break
@@ -69,7 +69,8 @@ def update(networks, minibatches, algorithm, limits):
         for network, norm in zip(networks.optimized_networks, norms):
             if norm < ROUNDING:
                 # the gradient is 0 because of the clip, or because completions cancel. A step
-                # would still move the weights, by AdamW's momentum
+                # would still move the weights, by AdamW's momentum. Without a gradient (None)
+                # AdamW leaves them alone
                 network.zero_grad()
         if not skipped[-1]:
             networks.step()
@@ -82,7 +83,7 @@ def update(networks, minibatches, algorithm, limits):
     return means, skipped
 
 
-def gradient(networks, minibatch, algorithm, limits):
+def forward_backward(networks, minibatch, algorithm, limits):
     """The gradient of a mini-batch over all devices. Returns (statistics, norms before the clip).
 
     If a device runs out of memory, it tries again. From then on its micro-batches have half as many
@@ -111,20 +112,22 @@ def gradient(networks, minibatch, algorithm, limits):
 def accumulate(networks, minibatch, algorithm, limits):
     """Forward and backward passes over the micro-batches. Returns their MetricSums.
 
-    In the first update on a mini-batch π_θ is still π_old, so its log-probabilities are kept as
-    `old_logp`.
+    In the first update of a step π_θ is still π_old. So the first mini-batch comes without
+    `old_logp`, and gets the log-probabilities of this update.
     """
     device = minibatch.tokens.device
     sums = MetricSums(device)
-
-    def learn(batch):
+    old_logp = torch.zeros(minibatch.tokens.shape, device=device)
+    micro_batches = split_into_micro_batches(
+        minibatch, limits.micro_batch_tokens, networks.policy)
+    for i, (rows, batch) in enumerate(micro_batches, 1):
+        progress.say("update", i, len(micro_batches), "micro-batches")
         mask = batch.mask.to(device, non_blocking=True)
         batch = learn_policy(networks.policy, batch, mask, algorithm, sums)
         if networks.critic:
             learn_critic(networks.critic, batch, mask, sums)
-        return batch.old_logp
-
-    minibatch.old_logp = compute_minibatch(learn, minibatch, networks.policy, limits, "update")
+        old_logp[rows, : batch.tokens.shape[1]] = batch.old_logp
+    minibatch.old_logp = old_logp
     return sums
 
 

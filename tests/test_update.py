@@ -21,7 +21,7 @@ from grpo import grpo_loss
 from loop import batches
 from loop.batches import split_into_micro_batches
 from loop.records import Batch
-from loop.update import Limits, accumulate, compute_minibatch, gradient
+from loop.update import Limits, accumulate, forward_backward, map_micro_batches
 from tests.helpers.training import (
     completions,
     logprobs,
@@ -228,7 +228,7 @@ def test_a_mini_batch_is_cut_once_until_the_limit_changes(six, monkeypatch):
     monkeypatch.setattr(batches, "plan_micro_batches", counted)
     policy, limits = Policy(model), Limits(micro_batch_tokens=30)
     with torch.no_grad():
-        batch.ref_logp = compute_minibatch(policy.logprobs, batch, policy, limits)
+        batch.ref_logp = map_micro_batches(policy.logprobs, batch, policy, limits)
     for limits.micro_batch_tokens in (30, 60):
         updated(model, sgd(model, 0.1), [batch], resolve("grpo", mu=3), limits=limits)
     assert cuts == [30, 60]
@@ -427,7 +427,7 @@ def test_where_even_the_smallest_micro_batch_is_too_large_the_run_ends(
     model, batch = six
     networks = Networks(Policy(model, sharded=sharded), None, optimizer=sgd(model, 0.0))
     with pytest.raises(torch.OutOfMemoryError):
-        gradient(networks, batch, resolve("grpo"), Limits(micro_batch_tokens=1000))
+        forward_backward(networks, batch, resolve("grpo"), Limits(micro_batch_tokens=1000))
     assert made == [1000, 500, 256][:tries]
 
 

@@ -72,7 +72,7 @@ class RowOptions:
         None, "ε_high: the ratio is clipped above 1 + ε_high; 1e9: no clip", limits="(0, ∞)")
     group_size: int | None = option(None, "G, completions sampled per question", limits="[1, ∞)")
     keep: str | None = option(
-        None, "which completions are kept: a rule of KEEP in algorithms.py, or FILE.py:FUNCTION")
+        None, "which completions are kept: a rule of KEEP in loop/keep.py, or FILE.py:FUNCTION")
     token_weights: str | None = option(
         None, "how much each token counts: 1/(N·|o|), the same in the whole batch, or 1/(N·L) with "
         "the longest completion L", choices=tuple(TOKEN_WEIGHTS))

@@ -29,7 +29,7 @@ from engine.run.state import State
 from family.gdpo import decoupled_advantages
 from loop.records import Batch, Parts
 from loop.rollout import sample_and_score
-from loop.update import Limits, compute_minibatch, gradient, update
+from loop.update import Limits, forward_backward, map_micro_batches, update
 from tests.helpers.examples import seeded
 from tests.helpers.runs import ENVIRONMENT, ROOT, free_port, sums, written
 from tests.helpers.training import CPU, a_rollout, minibatches_of
@@ -85,7 +85,7 @@ def fixed_update(networks, algorithm, name, optimizer, scale=1.0):
     minibatches = [batch] = minibatches_of(own, algorithm, share)
 
     def computed(function):
-        return compute_minibatch(function, batch, policy, Limits(micro_batch_tokens=40))
+        return map_micro_batches(function, batch, policy, Limits(micro_batch_tokens=40))
 
     with torch.no_grad():
         batch.ref_logp = computed(networks.reference.logprobs) - 0.05
@@ -142,7 +142,7 @@ def whole_gradient(folder):
     networks, algorithm = fixed(folder, "cppo", "full", dtype="bfloat16")
     share = own_share("uneven")
     [batch] = minibatches_of(six_completions(CPU).select(share), algorithm, share)
-    gradient(networks, batch, algorithm, Limits(max_grad_norm=math.inf))
+    forward_backward(networks, batch, algorithm, Limits(max_grad_norm=math.inf))
     return torch.cat([p.grad.full_tensor().flatten() for p in networks.model.parameters()])
 
 
