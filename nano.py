@@ -6,7 +6,7 @@
     torchrun --nproc-per-node 2 nano.py   two processes, on two GPUs or a CPU: twice the questions
 
 The toy also needs the folder tasks/toy_base (0.4 MB) beside this file. A MODEL of 1.5B needs about
-51 GB of a GPU (calculated, not measured), less with fewer "rows". `step` is the algorithm box.
+51 GB of a GPU (calculated), less with fewer "rows". `step` is the algorithm box; P = 0 is GRPO.
 """
 
 import copy
@@ -23,9 +23,9 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 G = 16  # completions sampled of each question
-P = 0.875  # the share of them that is pruned; with 0 this is GRPO
+P = 0.875  # the share of them that is pruned
 K = int(G * (1 - P) + 1e-9)  # k, completions of each question that are kept
-Q = 16 // K  # questions of a step: it trains on 16 completions, as GRPO does with one question
+Q = 16 // K  # questions of a step: it trains on 16 completions, as GRPO does with one
 MU = 2  # μ, updates on the kept completions
 BETA = 0.04  # β, weight of the KL to the model as it was at the start
 EPS_LOW, EPS_HIGH = 0.2, 0.2  # ε, the ratio is clipped to 1 − ε_low … 1 + ε_high

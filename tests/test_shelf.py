@@ -41,6 +41,7 @@ def test_a_wheel_holds_what_people_copy_and_all_of_it():
     files = [ROOT / f"{module}.py" for module in modules]
     for room in sorted(rooms):
         files += (ROOT / room).rglob("*.py")
+    files.remove(ROOT / "family/diffs/build.py")  # the wheel has no nano.py to patch
     folders = {".".join(path.parent.relative_to(ROOT).parts) for path in files} - {""}
     tests = {f"conformance.tests{room}" for room in ("", ".concepts", ".helpers")}
     assert folders | tests == set(packages)

@@ -32,7 +32,7 @@ from tests.helpers.runs import ROOT
 START = r"(\$ )?(srun )?(python|torchrun|pytest|pip|bash) \S|pytest$|for .*; do "
 # programs of others: only their files are looked at
 FOREIGN = {"bash", "cd", "cp", "done", "export", "for", "git", "grep", "head", "hf", "jupyter",
-           "mkdir", "node", "npx", "pip", "scancel", "trap", "wait"}  # fmt: skip
+           "mkdir", "node", "npx", "patch", "pip", "scancel", "trap", "wait"}  # fmt: skip
 FOREIGN_MODULES = {"verl.trainer.main_ppo"}
 # words that stand for something of the reader's, and what stands for them here
 PLACEHOLDERS = {

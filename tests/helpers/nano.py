@@ -25,19 +25,19 @@ def another(model):
     return reference
 
 
-def nano_step(nano, model, tokenizer, questions, lr=0.1):
+def nano_step(nano, model, tokenizer, questions):
     """(how far a step of SGD moves the weights, accuracy, mean length, the first completion). nano:
     the module.
 
     AdamW would make a whole step of a rounding error.
     """
     own = deepcopy(model)
-    sgd = torch.optim.SGD(own.parameters(), lr=lr)
+    sgd = torch.optim.SGD(own.parameters(), lr=0.1)
     metrics = nano.step(own, another(model), sgd, tokenizer, nano.TOY, questions)
     return weights_of(own) - weights_of(model), *metrics
 
 
-def train_py_step(algorithm, model, tokenizer, questions, drawn, *, max_grad_norm, lr=0.1):
+def train_py_step(algorithm, model, tokenizer, questions, drawn, max_grad_norm):
     """(how far a step of SGD moves the weights, its Step). drawn: what nano.sample returned."""
     tokens, _, mask = drawn
     tokens, lengths = tokens[:, -mask.shape[1] :], mask.sum(1)
@@ -49,8 +49,8 @@ def train_py_step(algorithm, model, tokenizer, questions, drawn, *, max_grad_nor
     own = deepcopy(model)
     reference = Policy(another(model)) if algorithm.beta else None
     networks = networks_around(
-        Policy(own), tokenizer, lr=lr, beta=algorithm.beta, reference=reference)
-    networks.optimizer = torch.optim.SGD(own.parameters(), lr=lr)
+        Policy(own), tokenizer, lr=0.1, beta=algorithm.beta, reference=reference)
+    networks.optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
     networks.sampler.sample = lambda *_: given
     limits = Limits(max_grad_norm=max_grad_norm)
     sampling = Sampling(toy.MAX_NEW_TOKENS)
