@@ -15,7 +15,7 @@ import yaml
 
 from algorithms import ALGORITHMS
 from engine.base.errors import UserError, nearest, one_line
-from engine.options.names import NAMES
+from engine.options.names import NAMES, bare
 from tasks.table import TASKS
 
 
@@ -182,18 +182,15 @@ def suggest(parser, word):
     for here in options:
         if word in known.get(here, ()) or here == "model" and Path(word).is_dir():
             return f"{word}: did you mean --{here} {word}?"
-    elsewhere = {}  # what other programs call the options of this one
-    for here, others in NAMES.items():
-        if set(re.findall(r"--(\w+)", here)) <= {*options}:
-            elsewhere |= dict.fromkeys(others.split(), here)
-    name = word.lstrip("-").replace("-", "_").removeprefix("actor_rollout_ref.")
+    name = bare(word)
+    elsewhere = NAMES.get(name, "")
+    first = re.match(r"--(\w+)|no option", elsewhere)
+    if first and first[1] in (None, *options):
+        return f"{word}: {name} is here {elsewhere}. See docs/names.md."
     # --no_resume is not --resume
-    near = [] if name.startswith("no_") else nearest(name, [*elsewhere, *options])
-    for found in near:
-        if found not in options:
-            return f"{word}: {found} is here {elsewhere[found]}. See docs/names.md."
-        if word.startswith("-"):
-            return f"{word}: did you mean --{found}?"
+    near = [] if name.startswith("no_") else nearest(name, options, alike=0.8)
+    if near and word.startswith("-"):
+        return f"{word}: did you mean --{near[0]}?"
     return f"{word}: `--help` lists all options."
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from engine.base.errors import UserError
+from engine.base.errors import UserError, nearest
 from engine.base.program import run_program
 from engine.options.command_line import flat, option, parse, parse_given, within
 from engine.options.config import Config as RunConfig
-from engine.options.names import NAMES
+from engine.options.names import NAMES, bare, table
 from tests.helpers.runs import ROOT
 
 
@@ -84,17 +84,64 @@ def test_a_number_lies_within_its_limits_or_is_refused():
 @pytest.mark.parametrize("word, said", [
     ("--no-allocation", "`--help` lists"),  # it is not understood, and does not mean its opposite
     ("--al", "`--help` lists"), ("--alocation", "did you mean --allocation[?]"),
+    ("--gruop_size", "did you mean --group_size[?]"),
     ("--num-generations=8", ": num_generations is here --group_size[.] See docs/names.md[.]$"),
+    ("--overlong_cache", "is here --overlong_buffer"),  # an earlier name of ours
     ("cppo", "did you mean --algorithm cppo[?]$"),  # no option stands before it
+    ("actor_rollout_ref.actor.clip_ratio_c=3", "no option, but examples/my_loss.py bounds"),
+    ("--delta", "no option, but examples/my_loss.py bounds"),
+    ("--entropy_coef", "no option, but examples/my_loss.py has a bonus"),
+    ("trainer.n_gpus_per_node=2", "no option, but torchrun --nproc-per-node N"),
+    ("n_gpus_per_node=2", "no option, but torchrun --nproc-per-node N"),
+    ("--bf16", "is here --dtype bfloat16"), ("--resume_from_checkpoint", "is here --resume[.]"),
+    ("--eval_steps", "is here --eval_every"),
 ])
 def test_a_word_that_is_no_option_leads_to_one(word, said):
     with pytest.raises(UserError, match=f"^unknown option {word.split('=')[0]}.*{said}"):
         parse(RunConfig, [word])
 
 
-@pytest.mark.parametrize("here", NAMES)
-def test_a_name_of_trl_or_verl_leads_to_an_option_that_is_there(here):
-    assert set(re.findall(r"--(\w+)", here)) <= set(flat(RunConfig()))
+def test_of_two_names_that_are_alike_the_one_with_two_letters_swapped_is_meant():
+    assert nearest("gpro", ["gspo", "grpo"]) == nearest("GPRO", ["gspo", "grpo"]) == ["grpo"]
+    assert nearest("gsp", ["grpo", "gspo"]) == ["gspo"]
+
+
+# of TRL 1.16.0 with transformers 5.23, and of verl 0.9.1: like a name of ours, or of the table
+FOREIGN = """
+adam_epsilon auto_find_batch_size data_seed dataset_config dataset_streaming dataset_test_split
+dataset_train_split debug deepspeed ds3_gather_for_generation enable_jit_checkpoint
+eval_accumulation_steps eval_delay eval_on_start eval_strategy generation_batch_size label_names
+log_completions log_level logging_dir lora_dropout lora_task_type lr_scheduler_kwargs max_p min_p
+num_completions_to_print num_generations_eval per_device_eval_batch_size run_name
+sapo_temperature_neg save_only_model save_strategy shuffle_dataset torch_compile use_cache
+vllm_importance_sampling_cap vllm_max_model_length warmup_style
+actor.loss_scale_factor actor.optim.min_lr_ratio actor.pad_to_length actor.ppo_micro_batch_size
+actor.rollout_n actor.use_dynamic_bsz critic.model.path critic.optim.lr data.prompt_key
+data.val_batch_size ref.log_prob_micro_batch_size rollout.dtype rollout.seed
+rollout.val_kwargs.temperature trainer.balance_batch trainer.device trainer.val_only
+algorithm.kl_ctrl.type algorithm.rollout_correction.rollout_rs
+"""
+
+
+@pytest.mark.parametrize("name", FOREIGN.split())
+def test_a_name_of_trl_or_verl_that_is_only_like_another_one_does_not_lead_to_it(name):
+    with pytest.raises(UserError) as refused:
+        parse(RunConfig, [f"actor_rollout_ref.{name}=1" if "." in name else f"--{name}"])
+    known = NAMES.get(bare(name), "`--help` lists all options")
+    assert str(refused.value).endswith((f"is here {known}. See docs/names.md.", f": {known}."))
+
+
+@pytest.mark.parametrize("here", set(NAMES.values()))
+def test_what_stands_here_for_a_name_of_trl_or_verl_is_there(here):
+    option = re.match(r"--(\w+)|no option, (?:but|because) ", here)
+    assert option[1] is None or option[1] in flat(RunConfig())
+    for path in re.findall(r"[\w/]+/\w+[.]py", here):
+        assert (ROOT / path).exists()
+
+
+def test_the_page_of_names_prints_the_table():
+    assert table() in (ROOT / "docs/names.md").read_text(), (
+        "put into docs/names.md what `python -m engine.options.names` prints")
 
 
 def test_help_lists_every_option_once_and_those_that_are_used_most_first(capsys):
