@@ -49,34 +49,41 @@ def by_rule(function):
 # --- the settings ---
 
 
+REWARDS = torch.tensor([[2.0, 0.0, 1.0, 1.0]])  # mean 1, unbiased std √⅔, the population's √½
+GRPO = (REWARDS - 1) / ((2 / 3) ** 0.5 + 1e-4)
+ADVANTAGES = {  # those of REWARDS, of each row whose advantages are not GRPO's
+    "drgrpo": REWARDS - 1, "deepseek_v32": REWARDS - 1, "ppo": REWARDS,
+    "gdpo": GRPO / (GRPO.std() + 1e-4),  # with one reward: GRPO's over their std
+    "gfpo": (REWARDS - 1) / (0.5**0.5 + 1e-4), "gfpo_adaptive": (REWARDS - 1) / (0.5**0.5 + 1e-4),
+    "rloo": 4 / 3 * (REWARDS - 1), "maxrl": REWARDS - 1,  # the mean is 1
+}
+TOKEN_WEIGHTS = {  # of each row whose token weights are not GRPO's
+    **dict.fromkeys("dapo cispo lite_ppo maxrl cppo_published gfpo gfpo_adaptive ppo".split(),
+                    "token_mean"),
+    "drgrpo": "constant", "rloo": "constant",
+}
+OVER_ALL_DEVICES = ("gdpo", "lite_ppo")  # rows whose advantages compare the groups of all devices
+
+
+def is_new(name, table):
+    """A message for a new row that is not yet in a table of this file."""
+    return lambda said: f"Is the row {name} new? Then add {name} to {table} in this file.\n{said}"
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_advantages_of_each_algorithm(name):
-    """Of rewards 2, 0, 1, 1: mean 1, unbiased std √⅔, the population's √½. With one reward, GDPO's
-    are GRPO's over their std."""
-    rewards = torch.tensor([[2.0, 0.0, 1.0, 1.0]])
-    compared = (rewards - 1) / ((2 / 3) ** 0.5 + 1e-4)
-    expected = {
-        "drgrpo": rewards - 1, "deepseek_v32": rewards - 1, "ppo": rewards,
-        "gdpo": compared / (compared.std() + 1e-4),
-        "gfpo": (rewards - 1) / (0.5**0.5 + 1e-4),
-        "gfpo_adaptive": (rewards - 1) / (0.5**0.5 + 1e-4), "rloo": 4 / 3 * (rewards - 1),
-        "maxrl": rewards - 1,  # the mean is 1
-    }
-    torch.testing.assert_close(
-        resolve(name).advantages(a_rollout(rewards)), expected.get(name, compared)
-    )
+    found = resolve(name).advantages(a_rollout(REWARDS))
+    torch.testing.assert_close(found, ADVANTAGES.get(name, GRPO), msg=is_new(name, "ADVANTAGES"))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_token_weights_of_each_algorithm(name):
     """Of completions with 3 and 1 tokens, of 4 tokens at most: those of the first token of each."""
-    by_token = "dapo cispo lite_ppo maxrl cppo_published gfpo gfpo_adaptive ppo".split()
     mask = torch.tensor([[True, True, True], [True, False, False]])
     found = resolve(name).token_weights(mask, 2, 4, 4)[:, 0]
-    expected = [1 / 4, 1 / 4] if name in by_token else [1 / 6, 1 / 2]
-    if name in ("drgrpo", "rloo"):
-        expected = [1 / 8, 1 / 8]
-    torch.testing.assert_close(found, torch.tensor(expected))
+    expected = {"sequence_mean": [1 / 6, 1 / 2], "token_mean": [1 / 4, 1 / 4],
+                "constant": [1 / 8, 1 / 8]}[TOKEN_WEIGHTS.get(name, "sequence_mean")]
+    torch.testing.assert_close(found, torch.tensor(expected), msg=is_new(name, "TOKEN_WEIGHTS"))
 
 
 def test_an_option_that_is_given_wins_over_the_row_and_a_row_over_the_default():
@@ -164,17 +171,17 @@ def test_weights_count_in_the_sum_and_for_gdpo_after_each_reward_is_normalised()
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_advantages_of_a_run_are_those_of_the_groups_of_all_devices(name, monkeypatch):
-    """As if this device had the first group, and another one the second. For two of the
-    algorithms the other one matters."""
+    """As if this device had the first group, and another one the second. For OVER_ALL_DEVICES
+    the other one matters."""
     whole, asked = a_rollout([[1.0, 0.0], [5.0, 9.0]]), []
-    first = replace(whole, rewards=whole.rewards[:, :1])
+    first = replace(whole, rewards=whole.rewards[:, :1], lengths=whole.lengths[:1])
     monkeypatch.setattr(ranks, "world_size", lambda: 2)
     monkeypatch.setattr(
         ranks, "gather", lambda own: asked.append(name) or [*own, whole.rewards[:, 1:]])
     _, algorithm = config_of({"algorithm": name})
     expected = resolve(name).advantages(whole)
     torch.testing.assert_close(algorithm.advantages(first), expected[:1])
-    assert bool(asked) == (name in ("gdpo", "lite_ppo"))
+    assert bool(asked) == (name in OVER_ALL_DEVICES), is_new(name, "OVER_ALL_DEVICES")("")
 
 
 def test_gfpos_adaptive_k_keeps_its_own_number_of_each_question():

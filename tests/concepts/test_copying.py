@@ -183,7 +183,9 @@ def pasted(file, name):
 
 @pytest.mark.parametrize("file", FILES)
 def test_every_public_function_is_called_here(file):
-    assert list(CALLS[file]) == list(functions_of(file))
+    called, there = CALLS.get(file, {}).keys(), functions_of(file).keys()
+    assert called >= there, f"add a call of {', '.join(there - called)} to CALLS in this file"
+    assert called <= there, f"take {', '.join(called - there)} out of CALLS in this file"
 
 
 PASTED = [(file, name) for file, calls in CALLS.items() for name in calls]
