@@ -144,7 +144,8 @@ def table():
     """The rows as a table in Markdown."""
     lines = ["| here | TRL, `GRPOConfig` | verl | what differs |", "|---|---|---|---|"]
     for here, trl, verl, words in ROWS:
-        cells = [code(here) if here.startswith("--") else here]
+        options = " and ".join(map(code, here.split(" and ")))
+        cells = [options if here.startswith("--") else here]
         cells += [", ".join(map(code, others.split())) for others in (trl, verl)]
         lines.append(f"| {' | '.join(cells)} | {words} |")
     for name, here in EARLIER.items():
