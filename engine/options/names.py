@@ -55,12 +55,13 @@ ROWS = (
     ("--rewards NAME:WEIGHT", "reward_funcs reward_weights", "custom_reward_function.path", ""),
     ("--algorithm gdpo", "multi_objective_aggregation", "",
      "TRL's `normalize_then_sum`. verl: `algorithm.adv_estimator=gdpo`"),
-    ("--algorithm", "loss_type", "actor.loss_agg_mode",
-     "token weights 1/\\|o_i\\|, 1/Σ\\|o_i\\|, 1/L: TRL's `grpo`, `dapo`, `dr_grpo`; verl's "
-     "`seq-mean-token-mean`, `token-mean`, `seq-mean-token-sum-norm`. `cispo` and `sapo` are "
+    ("--token_weights and --algorithm", "loss_type", "actor.loss_agg_mode",
+     "`sequence_mean`, `token_mean`, `constant`: TRL's `grpo`, `dapo`, `dr_grpo`, verl's "
+     "`seq-mean-token-mean`, `token-mean`, `seq-mean-token-sum-norm`. TRL's `cispo` and `sapo` are "
      "rows here. `bnpo`, `luspo` and `vespo` are not"),
-    ("--algorithm", "scale_rewards", "algorithm.norm_adv_by_std_in_grpo",
-     "divided by the std (`group`) or not (`none`). TRL's `batch` with `dapo`: `lite_ppo`"),
+    ("--scale_rewards", "scale_rewards", "algorithm.norm_adv_by_std_in_grpo",
+     "`group`, `batch` or `none`, as in TRL; `batch` with `token_mean` is the row `lite_ppo`. "
+     "verl: `True` or `False`"),
     ("--algorithm", "importance_sampling_level", "actor.policy_loss.loss_mode",
      "ratio of a token or a completion (GSPO). verl's `cispo` and `sapo` are rows here"),
     ("--algorithm", "", "algorithm.adv_estimator algorithm.filter_groups.enable",
