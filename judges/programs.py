@@ -31,6 +31,9 @@ def code_runs(completions, **columns):
     return [-0.1 if to_number(output or "") is None else 0.5 for output in outputs]
 
 
+_errors = {}  # {program: why it did not run to its end, or None}, of the newest ones
+
+
 # several rewards look at the same completions, and each program runs only once
 @functools.lru_cache(maxsize=4)
 def _outputs(completions):
@@ -39,6 +42,15 @@ def _outputs(completions):
     programs = [extract_code(completion) for completion in completions]
     distinct = list(dict.fromkeys(filter(None, programs)))
     printed = {}
+    if len(_errors) > 10_000:
+        _errors.clear()
     for program, result in zip(distinct, run_many(distinct), strict=True):
         printed[program] = result.stdout.strip() if result.ok else None
+        _errors[program] = result.error
     return [printed.get(program) for program in programs]
+
+
+def program_errors(completions):
+    """Why the program of each completion did not run to its end. None: it did, or no reward of this
+    file has run it."""
+    return [_errors.get(extract_code(completion)) for completion in completions]

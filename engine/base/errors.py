@@ -19,13 +19,15 @@ class UserError(Exception):
 
 
 def nearest(word, names, alike=0.6):
-    """The names that `word` may mean, in capitals or not: those with two letters swapped, or the
+    """The names that `word` may mean, in capitals or not: the one with two letters swapped, or the
     one that is written most alike, or none. alike: how much, 0 … 1."""
     word = word.lower()
     small = {name.lower(): name for name in names}
-    swapped = [word[:i] + word[i + 1] + word[i] + word[i + 2 :] for i in range(len(word) - 1)]
-    near = [other for other in swapped if other in small]
-    near = near or difflib.get_close_matches(word, small, n=1, cutoff=alike)
+    for i in range(len(word) - 1):
+        swapped = word[:i] + word[i + 1] + word[i] + word[i + 2 :]
+        if swapped in small:
+            return [small[swapped]]
+    near = difflib.get_close_matches(word, small, n=1, cutoff=alike)
     return [small[name] for name in near]
 
 

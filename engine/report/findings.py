@@ -10,11 +10,11 @@ finding; if there is none, it prints the command of the doctor.
 
 import json
 import shlex
-from collections import defaultdict, namedtuple
+from collections import Counter, defaultdict, namedtuple
 from pathlib import Path
 from statistics import fmean, pvariance
 
-from answers import gold_answer, same_number
+from answers import gold_answer, same_quantity, to_number
 from engine.base import files, progress
 from engine.run.folder import options_of
 from engine.scoring.score import read_answer
@@ -64,16 +64,49 @@ def texts_of(samples):
     return [row["completion"] for sample in samples for row in sample["completions"]]
 
 
+def gives(sample, completion, first):
+    """Whether a completion gives the gold answer; None: nobody can say. first: the name of the
+    first reward."""
+    answer, gold = read_answer(first, completion), gold_answer(sample["answer"])
+    if answer is None:
+        return None
+    if answer == gold or same_quantity(answer, gold):
+        return True
+    # a text may be equal in another form
+    return None if None in (to_number(answer), to_number(gold)) else False
+
+
 def right_and_wrong(samples, first):
-    """(completions with the gold answer, the others). first: the name of the first reward."""
+    """(completions with the gold answer, the others)."""
     right, wrong = [], []
     for sample in samples:
-        gold = gold_answer(sample["answer"])
         for text in texts_of([sample]):
-            answer = read_answer(first, text)
-            is_right = answer == gold or same_number(answer or "", gold)
-            (right if is_right else wrong).append(text)
+            (right if gives(sample, text, first) else wrong).append(text)
     return right, wrong
+
+
+def disagreements(samples, first):
+    """(completions of which the first reward and the gold answer say different things, how many at
+    least one of the two calls right, how many were read)."""
+    different, called_right, read = [], 0, 0
+    for sample in samples:
+        for row in sample["completions"]:
+            right = gives(sample, row["completion"], first)
+            value = row.get("rewards", {}).get(first)  # earlier versions logged only the sum
+            if None in (right, value):
+                continue
+            paid = value > 0
+            read += 1
+            called_right += right or paid
+            if right != paid:
+                different.append(row["completion"])
+    return different, called_right, read
+
+
+def errors_of(samples):
+    """Of the programs that failed: their errors."""
+    rows = [row for sample in samples for row in sample["completions"]]
+    return Counter(row["error"] for row in rows if "error" in row)
 
 
 # --- the findings ---
@@ -87,6 +120,8 @@ def findings(m, options, samples, steps, below=""):
     measure = options.get("measure", "accuracy")
     enough = steps >= STEPS
     stuck = below or not enough or not m[measure].rises
+    judged = samples if stuck and measure == "accuracy" else []
+    yield from findings_of_rewards(m, first, judged)
     yield from findings_of_parts(m, first)
     if stuck:
         yield from findings_of_large_updates(m, options)
@@ -104,12 +139,21 @@ def findings(m, options, samples, steps, below=""):
                f"The run ends below its start: {below}.", "accuracy length truncated")
 
 
-def findings_of_parts(m, first):
-    """What is wrong at once: in rewards, advantages, losses, the rule that keeps. first: the name
-    of the first reward."""
+def findings_of_rewards(m, first, samples):
+    """first: the name of the first reward. samples: none if it is no verdict, or the run learns."""
     if m["reward_failures"].most > 0.01:  # healthy: 0
         yield ("Correct the reward function that fails.",
                "It raises an error or hangs on some completions.", "reward_failures")
+    different, called_right, read = disagreements(samples, first)
+    if len(different) > called_right / 2:  # healthy: 0; gold answers of other questions: 0.9
+        yield (f"Correct {first}, which may want another form or column, or the answer of another "
+               "question.",
+               f"The reward and the gold answer disagree on {len(different)} of "
+               f"{progress.count(read, 'completion')} that were read.", "accuracy", different)
+
+
+def findings_of_parts(m, first):
+    """What is wrong at once: in advantages, losses, the rule that keeps."""
     own_signal = m[f"frac_reward_zero_std/{first}"]
     if own_signal.count and own_signal.mean < 1 and m["frac_reward_zero_std"].mean == 1:
         yield ("Correct your function of the advantages, or the weights of the rewards.",
@@ -158,6 +202,12 @@ def findings_of_answers(m, first, samples, enough, stuck):
                "Answers are cut off.", "truncated length", wrong)
     if not stuck:
         return
+    errors, completions = errors_of(samples), len(right) + len(wrong)
+    if errors.total() > completions / 2:
+        [(error, times)] = errors.most_common(1)
+        yield ("Say in --system_prompt what a program may use: only Python's standard library.",
+               f"{errors.total()} of {progress.count(completions, 'completion')} are programs that "
+               f"fail, {times} of these with: {error}.", "accuracy")
     # a reward that pays what nobody can read has another way to read
     unread = from_start(answer_not_found) > 0.5 and accuracy.mean + answer_not_found.mean <= 1
     if accuracy.mean < 0.1 and unread:
@@ -173,9 +223,6 @@ def why_no_signal(m, first, right, wrong):
     """Why the first reward, the accuracy, pays all completions of most questions the same."""
     accuracy = m["accuracy"]
     names = f"frac_reward_zero_std/{first} all_right all_wrong accuracy"
-    if m[f"frac_reward_zero_std/{first}"].mean == 1 and accuracy.mean < 0.01 and right:
-        yield (f"Correct {first}, which may want another form or column.",
-               "The reward never fires, not even for right answers.", names, right)
     if accuracy.start < 0.1:
         yield ("Take easier questions, a better model or a larger --group_size, if the gold answer "
                "and the reward are right.", "The questions are too hard.", names, wrong)
@@ -238,7 +285,7 @@ def diagnosis(run_dir):
     if measure == "reward":
         m.pop("accuracy", None)  # of the steps in which the reward seemed to be a verdict
     below = ends_below(run_dir, m[measure], measure)
-    found = findings(m, options, samples[:100] + samples[-1:], steps, below)
+    found = findings(m, options, samples[:100] + samples[100:][-1:], steps, below)
     return conclusion(found, m, steps), m, steps
 
 

@@ -8,6 +8,7 @@ import torch
 from engine.base import progress, ranks
 from engine.scoring.score import read_answer
 from family.dapo import has_signal
+from judges.programs import program_errors
 
 # of a step, over all devices
 COUNTS = (
@@ -121,16 +122,24 @@ def tool_calls(mask):
 
 def first_group(rollout, advantages, kept, tokenizer):
     """What is logged of the first question of a step: its prompt as the model sees it; each
-    completion, its reward, its advantage, and whether it is kept.
+    completion, the sum of its rewards, each of them, its advantage, whether it is kept, and why its
+    program failed.
 
     advantages: (Q, G); for PPO the scores. kept: rows of the batch.
     """
     question = rollout.questions[0]
     kept = kept.tolist()
-    group = zip(rollout.texts, rollout.total[0].tolist(), advantages[0].tolist())
+    total, advantages = rollout.total[0].tolist(), advantages[0].tolist()
+    errors = program_errors(rollout.texts[: len(total)])
     completions = []
-    for i, (text, reward, advantage) in enumerate(group):
-        row = {"completion": text, "reward": reward, "advantage": advantage, "kept": i in kept}
+    for i, values in enumerate(rollout.rewards[:, 0].T.tolist()):
+        values = [None if math.isnan(value) else value for value in values]
+        row = {
+            "completion": rollout.texts[i], "reward": total[i],
+            "rewards": dict(zip(rollout.reward_names, values)), "advantage": advantages[i],
+            "kept": i in kept}
+        if errors[i]:
+            row["error"] = errors[i]
         completions.append(row)
     return {
         "question": question["question"],

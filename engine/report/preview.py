@@ -1,9 +1,12 @@
 """`train.py --check_rewards`: the completions of the first step, and their rewards."""
 
+from collections import Counter
+
 from answers import gold_answer
 from engine.base import progress, ranks
 from engine.report.metrics import first_group, step_metrics
 from engine.scoring.score import read_answer
+from judges.programs import program_errors
 
 
 def print_preview(rollout, algorithm, tokenizer):
@@ -35,5 +38,8 @@ def print_preview(rollout, algorithm, tokenizer):
     for name, weight, values in zip(names, rollout.reward_weights, rollout.rewards):
         print(f"{name}, weight {weight:g}: mean {metrics[f'reward/{name}']:.3f}, "
               f"from {values.min():g} to {values.max():g}")
+    errors = Counter(filter(None, program_errors(rollout.texts)))
+    for error, times in errors.most_common(1):
+        print(f"{progress.count(errors.total(), 'program')} failed, {times} of them with: {error}")
 
     return metrics, sample

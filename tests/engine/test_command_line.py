@@ -12,7 +12,7 @@ from engine.base.errors import UserError, nearest
 from engine.base.program import run_program
 from engine.options.command_line import flat, option, parse, parse_given, within
 from engine.options.config import Config as RunConfig
-from engine.options.names import NAMES, bare, table
+from engine.options.names import NAMES, TABLE, bare
 from tests.helpers.runs import ROOT
 
 
@@ -140,7 +140,7 @@ def test_what_stands_here_for_a_name_of_trl_or_verl_is_there(here):
 
 
 def test_the_page_of_names_prints_the_table():
-    assert table() in (ROOT / "docs/names.md").read_text(), (
+    assert TABLE in (ROOT / "docs/names.md").read_text(), (
         "put into docs/names.md what `python -m engine.options.names` prints")
 
 

@@ -1,13 +1,17 @@
 """judges/programs.py: a program as the answer."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
+from algorithms import resolve
 from answers import extract_code
+from engine.report.preview import print_preview
 from judges import programs
-from judges.programs import code_accuracy, code_runs
+from judges.programs import code_accuracy, code_runs, program_errors
 from rewards import code_format, soft_code_format
+from tests.helpers.training import a_rollout
 
 pytestmark = pytest.mark.slow
 
@@ -116,3 +120,27 @@ def test_each_program_runs_once_for_all_rewards(monkeypatch):
     assert code_runs(completions) == [0.5, 0.5, 0.5, -0.1]
     assert ran == {"print(1)\n": 1, "print(2)\n": 1}
     assert programs._outputs.cache_info().maxsize <= 16
+
+
+def test_why_a_program_failed_can_be_asked_afterwards():
+    """The sandbox has the standard library only, whatever is installed."""
+    texts = [answer("import numpy\nprint(18)"), RIGHT, answer("print(1 / 0)"), "no program"]
+    assert code_accuracy(texts, ["18"] * 4) == [0.0, 1.0, 0.0, 0.0]
+    assert program_errors(texts) == [
+        "ModuleNotFoundError: No module named 'numpy'", None,
+        "ZeroDivisionError: division by zero", None]
+    assert program_errors([answer("print(19)")]) == [None]  # no reward has run it
+
+
+def test_the_preview_of_a_run_shows_the_commonest_error(capsys):
+    numpy = answer("import numpy\nprint(18)")
+    texts = [numpy, RIGHT, answer("print(1 / 0)"), numpy]
+    rewards = [code_accuracy(texts, ["18"] * 4)]
+    rollout = a_rollout(
+        rewards, texts=texts, questions=[{"prompt": [1], "question": "?", "answer": "18"}])
+    _, sample = print_preview(
+        rollout, resolve("grpo", group_size=4), SimpleNamespace(decode=lambda tokens: "?"))
+    assert ("3 programs failed, 2 of them with: ModuleNotFoundError: No module named 'numpy'\n"
+            in capsys.readouterr().out)
+    assert [row.get("error", "")[:6] for row in sample["completions"]] == [
+        "Module", "", "ZeroDi", "Module"]

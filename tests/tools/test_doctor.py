@@ -15,8 +15,11 @@ from tools.doctor import main
 SAME = "frac_reward_zero_std"  # the rewards of a group are all the same
 
 
-def logged(folder, steps=10, completions=("<answer>2</answer>",), options=(), **metrics):
-    """What the doctor says of a run in which nothing else is wrong. Its first reward is a.
+def logged(
+    folder, steps=10, completions=("<answer>2</answer>",), paid=(), errors=(), options=(), **metrics
+):
+    """What the doctor says of a run in which nothing else is wrong. Its first reward is a; the gold
+    answer is 2. paid, errors: of the completions: what a paid, and why a program failed.
     metrics: {name: its value in all steps, or a list of its values}."""
     usual = {
         "accuracy": 0.5, "reward": 0.5, "reward/a": 0.5, SAME: 0.1, f"{SAME}/a": 0.1, "kl": 0.1,
@@ -26,7 +29,12 @@ def logged(folder, steps=10, completions=("<answer>2</answer>",), options=(), **
         name: value if isinstance(value, list) else [value] * steps
         for name, value in (usual | metrics).items()}
     rows = [{name: lists[name][i] for name in lists} for i in range(steps)]
-    sample = {"answer": "2", "completions": [{"completion": text} for text in completions]}
+    group = [{"completion": text} for text in completions]
+    for row, value in zip(group, paid):
+        row["rewards"] = {"a": value}
+    for row, error in zip(group, errors):
+        row["error"] = error
+    sample = {"answer": "2", "completions": group}
     files.write(folder / "samples.jsonl", files.as_lines([sample] * steps))
     files.write(folder / "metrics.jsonl", files.as_lines(rows))
     files.write(folder / "run.json", files.as_json(dict(options)))
@@ -57,7 +65,9 @@ STILL = "Raise --lr", "The updates hardly move the policy."
 CLIP = "Raise --clip_low and --clip_high", "The clip takes the gradient away."
 BELOW = "Correct advantages or rewards that favour wrong", "The run ends below its start:"
 NO_ANSWER = "Show in --system_prompt a form that a reads", "In most completions no answer is found."
-NEVER = "Correct a, which may want another form", "The reward never fires, not even for right"
+OTHER_GOLD = "Correct a, which may want another form", "The reward and the gold answer disagree on"
+NUMPY = "ModuleNotFoundError: No module named 'numpy'"
+FAIL = "Say in --system_prompt what a program may use", "30 of 40 completions are programs"
 HARD = "Take easier questions", "The questions are too hard."
 ALWAYS = "Take questions in between", "A question is always right or always wrong."
 EASY = "Take harder questions, or correct a", "The questions are too easy."
@@ -92,8 +102,15 @@ def pruning(rate):
     (NO_ANSWER, "accuracy", 0.11, 0.09, {"answer_not_found": 0.6}),
     # the reward reads in another way
     (NO_ANSWER, "answer_not_found", 0.96, 0.94, {"accuracy": 0.05}),
-    (NEVER, f"{SAME}/a", 0.59, 1.0, {"accuracy": 0.0}),
-    (NEVER, f"{SAME}/a", 0.59, 1.0, {"accuracy": 0.0, "completions": ["<answer>2.0</answer>"]}),
+    # half of those that the reward or the gold answer calls right; a text may be equal to 2
+    (OTHER_GOLD, "paid", [1.0, 1.5, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0],
+     {"completions": ["<answer>2</answer>", "<answer>2.0</answer>", "<answer>3</answer>", "no"]}),
+    (OTHER_GOLD, "paid", [1.0, 0.0], [0.0, 0.0], {"completions": 2 * ["<answer>2</answer>"]}),
+    (OTHER_GOLD, "completions", 2 * ["<answer>√4</answer>"], 2 * ["<answer>3</answer>"],
+     {"paid": [1.0, 1.0]}),
+    (OTHER_GOLD, "accuracy", RISES, 0.5, {"paid": [0.0]}),
+    (OTHER_GOLD, "options", {"measure": "reward"}, {}, {"paid": [0.0]}),
+    (FAIL, "errors", [NUMPY] * 2, [NUMPY, "timeout", NUMPY], {"completions": ["no"] * 4}),
     (HARD, f"{SAME}/a", 0.59, 0.61, {"accuracy": 0.09}),
     (HARD, f"{SAME}/a", 0.98, 1.0, {"accuracy": 0.0, "completions": ["3"], "steps": 1}),
     # how it begins says which it is
@@ -129,8 +146,9 @@ def test_each_finding_from_both_sides_of_its_limit(said, name, healthy, faulty, 
 def test_of_several_faults_the_cause_comes_first(tmp_path):
     """Each fault is mended, and the next one appears."""
     faults = {
-        "reward_failures": (0.1, "It raises"), SAME: (1.0, "Rewards differ"),
-        "skipped_updates": (0.1, "Updates are skipped"), "kept": (0, "No completion is kept"),
+        "reward_failures": (0.1, "It raises"), "paid": ([0.0], OTHER_GOLD[1]),
+        SAME: (1.0, "Rewards differ"), "skipped_updates": (0.1, "Updates are skipped"),
+        "kept": (0, "No completion is kept"),
         "grad_norm": ([1] * 9 + [999], LARGE[1]), "sampler_logp_diff": (1.0, "Sampler and trainer"),
         "truncated": (change(0.2, 1.0), CUT[1]), "answer_not_found": (0.9, NO_ANSWER[1]),
         f"{SAME}/a": (0.9, HARD[1]), "length": (change(9.0, 1.0), SHORT[1]),
@@ -195,6 +213,27 @@ def test_train_py_says_the_finding(tmp_path, undrawn, capsys):
     for more in ("", "--check_rewards"):
         run(toy.BASE, tmp_path, f"{USUAL} --max_new_tokens 2 --steps 1 --eval_questions 0 {more}")
         assert capsys.readouterr().out.splitlines()[-1].startswith(CUT[0])
+
+
+SHIFTED = """
+from answers import extract_answer
+
+def shifted(completions, answer, **columns):  # by one question of 8 completions
+    pairs = zip(completions, answer[8:] + answer[:8])
+    return [float(extract_answer(text) == gold) for text, gold in pairs]
+"""
+
+
+def test_a_reward_that_takes_the_answer_of_another_question_is_named_first(
+    tmp_path, undrawn, capsys
+):
+    (tmp_path / "mine.py").write_text(SHIFTED)
+    run(toy.BASE, tmp_path / "run", f"{USUAL} --rewards {tmp_path}/mine.py:shifted --steps 9 "
+        "--eval_questions 0")
+    assert capsys.readouterr().out.splitlines()[-1].startswith(
+        OTHER_GOLD[0].replace("Correct a", "Correct shifted"))
+    said, _, _ = findings.diagnosis(tmp_path / "run")
+    assert "of 72 completions that were read" in said  # 9 groups of 8, each once
 
 
 def test_a_run_that_learns_gets_no_finding(tmp_path, undrawn, capsys):
