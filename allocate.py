@@ -8,8 +8,7 @@ so every device should get as much to do as the others. A device computes its co
 micro-batches. The papers do not say how it cuts them.
 
 Training uses `questions_per_step`. It uses `micro_batches` for models that cannot compute a prompt
-once for all its completions. For the others loop/batches.py counts a prompt once. The code that
-trains does not use `fill`, `balance` and `step_time`: they are here to be copied. Plain Python, no
+once for all its completions. For the others loop/batches.py counts a prompt once. Plain Python, no
 torch.
 """
 
@@ -19,20 +18,6 @@ import heapq
 def questions_per_step(questions, group_size, k):
     """How many questions fill a device for B·G completions if k are kept of each: ⌊B·G/k⌋."""
     return questions * group_size // k
-
-
-def fill(kept_counts, capacity):
-    """How many of the next questions, in order, fit if `capacity` completions may be kept in all.
-
-    kept_counts: k of each question (threshold form, dropped groups).
-    Returns a number of questions.
-    """
-    used = 0
-    for questions, count in enumerate(kept_counts):
-        used += count
-        if used > capacity:
-            return questions
-    return len(kept_counts)
 
 
 def micro_batches(lengths, max_tokens):
@@ -52,6 +37,23 @@ def micro_batches(lengths, max_tokens):
             batches.append([i])
             longest = lengths[i]  # the first completion of a batch is its longest
     return batches
+
+
+# --- to be copied: the code that trains does not use these three ---
+
+
+def fill(kept_counts, capacity):
+    """How many of the next questions, in order, fit if `capacity` completions may be kept in all.
+
+    kept_counts: k of each question (threshold form, dropped groups).
+    Returns a number of questions.
+    """
+    used = 0
+    for questions, count in enumerate(kept_counts):
+        used += count
+        if used > capacity:
+            return questions
+    return len(kept_counts)
 
 
 def balance(lengths, parts):

@@ -74,7 +74,8 @@ def check(name, known, answers):
     agree = found.count("")
     lines = [f"{name}: {agree} of {len(cases)} cases agree", *lines]
     if agree < len(cases):
-        lines.insert(1, f"    right is {known['equation']}")
+        notes = f" ({known['notes']})" if "notes" in known else ""
+        lines.insert(1, f"    right is {known['equation']}{notes}")
     return lines, 1 if "differs" in found else 2 * (agree < len(cases))
 
 
