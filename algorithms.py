@@ -126,6 +126,7 @@ class Row:
     allocation: bool = True  # more questions in place of the pruned: ⌊B·G/k⌋ instead of B
     mu: int = 2  # μ, passes over each batch of completions
     minibatches: int = 1  # of a batch; each pass makes one update per mini-batch
+    one_update: bool = False  # a step makes one update, whatever the data set's mini-batches
     max_rollouts: int = 1  # above 1: dynamic sampling; a step samples at most so often
     critic: bool = False  # a second network makes an advantage for every token
     lam: float = 0.95  # PPO's λ
@@ -171,15 +172,15 @@ ALGORITHMS = {
         sapo_loss, sequence_mean, clip_low=None, clip_high=None,
         words="a soft gate for the clip, no KL"),
     "rloo": Row(  # with one update every ratio is 1, so the clip never acts: REINFORCE
-        grpo_loss, constant, clip_low=0.2, clip_high=0.2, mu=1,
+        grpo_loss, constant, clip_low=0.2, clip_high=0.2, mu=1, one_update=True,
         advantages=rloo_advantages, allowed_options=OWN_SCALE,
         words="A from the other completions, no KL"),
     "lite_ppo": Row(
-        grpo_loss, token_mean, clip_low=0.2, clip_high=0.2, mu=1,
+        grpo_loss, token_mean, clip_low=0.2, clip_high=0.2, mu=1, one_update=True,
         advantages=lite_ppo_advantages, over_all_devices=True, allowed_options=OWN_SCALE,
         words="the std of the whole batch, no KL"),
     "maxrl": Row(
-        grpo_loss, token_mean, clip_low=0.2, clip_high=0.2, mu=1,
+        grpo_loss, token_mean, clip_low=0.2, clip_high=0.2, mu=1, one_update=True,
         advantages=maxrl_advantages, allowed_options=OWN_SCALE,
         words="A divided by the mean, no KL"),
     "gspo": gspo,
@@ -334,9 +335,7 @@ def table(*names):
             cells = ["·" if x == y else x for x, y in zip(cells, usual)]
         lines.append([name, row.words, *cells])
     widths = [max(map(len, column)) for column in zip(*lines)]
-    rows = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-    return "\n".join(rows) + (
-        "\n\nmini-batches: at least so many; a data set may ask for more (the toy asks for 2).")
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
 def cell(value):

@@ -37,7 +37,7 @@ class Task:
     lr: float = 1e-6  # this and questions_per_step: CPPO's published setting
     critic_lr: float = 1e-5  # usually ten times the policy's
     questions_per_step: int = 1
-    minibatches: int = 1  # at least; an algorithm may have more
+    minibatches: int = 1  # at least; an algorithm may have more, or make one update a step
     epochs: float = 1.0
     train_questions: int | None = None  # how many there are, if that is known without a download
     test_questions: int | None = None

@@ -491,7 +491,7 @@ def test_a_row_with_a_rule_of_its_own_is_listed_trains_and_resumes(small, tmp_pa
         monkeypatch.setitem(ALGORITHMS, "mine", replace(mine, keep=rule))
         assert re.search(r"^mine .* first_two +· +0.75 ", table(), re.MULTILINE)
     names = [line.split()[0] for line in table("mine").splitlines() if line]
-    assert names == ["algorithm", "grpo", "mine", "mini-batches:"]
+    assert names == ["algorithm", "grpo", "mine"]
     train.main(["--model", small, "--algorithm", "mine", "--plan"])
     go(small, tmp_path / "run", "--algorithm", "mine", "--beta", "0", steps=1)
     go_on(tmp_path / "run", "--steps 2")

@@ -79,7 +79,8 @@ def layers(chosen):
     of_row["keep"] = rule_name(row.keep)
     of_row["token_weights"] = row.token_weights.__name__
     of_row["pruning_rate"] = usual_pruning_rate(row, chosen.get("keep"))
-    of_row["minibatches"] = max(row.minibatches, task.minibatches)
+    if not row.one_update:
+        of_row["minibatches"] = max(row.minibatches, task.minibatches)
     return defaults | of_task | of_row | chosen
 
 
