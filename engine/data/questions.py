@@ -159,23 +159,30 @@ def prompt_text(tokenizer, row, system_prompt, examples, template_options):
     for name in template_options:
         if name not in template:
             raise UserError(f"--chat_template_kwargs: the model's chat template knows no {name}.")
-    # some templates do not allow a system turn
-    for chat in (turns, without_system_turns(turns)):
+    # some templates do not allow a system turn, others take a content only as a list of parts
+    chats = [turns, without_system_turns(turns)]
+    reasons = []
+    for chat in (*chats, *map(in_parts, chats)):
         try:
             text = tokenizer.apply_chat_template(
                 chat, chat_template=template, tokenize=False, add_generation_prompt=not goes_on,
                 continue_final_message=goes_on, **template_options)
         except Exception as error:  # a template is a program: it may fail like any other
-            reason = one_line(error)
+            reasons.append(one_line(error))
             continue
         left_out = [  # many leave out the thoughts of earlier turns
-            turn for turn in row.get("prompt", ())
+            turn for turn in own_turns(row)
             if turn["content"].rpartition("</think>")[2].strip() not in text]
         if not left_out:
             return text
-        reason = "it leaves out the turn of {role}, {content!r:.60}".format(**left_out[0])
-    raise UserError(f"the model's chat template fails ({reason}): correct its chat_template.jinja, "
-                    "or the chats of the data set.")
+        reasons.append("it leaves out the turn of {role}, {content!r:.60}".format(**left_out[0]))
+    raise UserError(f"the model's chat template fails ({reasons[1]}): correct its "
+                    "chat_template.jinja, or the chats of the data set.")
+
+
+def own_turns(row):
+    """The turns of a row: its chat, or its question as a turn of the user."""
+    return row.get("prompt") or [{"role": "user", "content": row["question"]}]
 
 
 def turns_of(row, system_prompt, examples):
@@ -185,8 +192,9 @@ def turns_of(row, system_prompt, examples):
     Before them comes the system prompt; if it is empty, none. If it is the default, a row's own one
     or the system turn of its chat counts.
     """
-    turns = [{"role": role, "content": text} for role, text in examples]
-    turns = row.get("prompt") or [*turns, {"role": "user", "content": row["question"]}]
+    turns = own_turns(row)
+    if not row.get("prompt"):
+        turns = [{"role": role, "content": text} for role, text in examples] + turns
     if system_prompt == SYSTEM_PROMPT:
         if turns[0]["role"] in SYSTEM_ROLES:
             return turns
@@ -207,11 +215,16 @@ def without_system_turns(turns):
     return others
 
 
+def in_parts(turns):
+    """The same turns, but the content of each is a list of one part, its text."""
+    return [turn | {"content": [{"type": "text", "text": turn["content"]}]} for turn in turns]
+
+
 def begun(text, row):
     """What a prompt's text has begun of the answer; "" if nothing: the last turn of a chat, if it
     is the assistant's, or a thought that the template opens after the last turn, such as
     "<think>\\n"."""
-    last = row.get("prompt", [{"role": "user", "content": row["question"]}])[-1]
+    last = own_turns(row)[-1]
     if last["role"] == "assistant":
         return last["content"]
     # what comes before may mention <think>, too; many templates strip the question

@@ -168,11 +168,14 @@ def end_of_turn(tokenizer):
     turn.
     """
     answer = "An answer."
-    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
-    try:
-        text = tokenizer.apply_chat_template(turns, tokenize=False)
-    except Exception:  # there is no template, or it takes no such chat
-        return None
-    _, _, after = text.partition(answer)
-    ids = tokenizer(after, add_special_tokens=False).input_ids
-    return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
+    for content in (answer, [{"type": "text", "text": answer}]):  # some take only a list of parts
+        turns = [{"role": role, "content": content} for role in ("user", "assistant")]
+        try:
+            text = tokenizer.apply_chat_template(turns, tokenize=False)
+        except Exception:  # there is no template, or it takes no such chat
+            continue
+        _, found, after = text.rpartition(answer)
+        if found:
+            ids = tokenizer(after, add_special_tokens=False).input_ids
+            return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
+    return None

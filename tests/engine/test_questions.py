@@ -53,6 +53,8 @@ def test_a_prompt_that_is_too_long_is_skipped_and_counted_never_cut(tokenizer, t
 
 TURNS = ("{% for m in messages %}{{ m.role[0] }}{{ m.content }};{% endfor %}"
          "{% if add_generation_prompt %}a{% endif %}")
+# as of Idefics3 and LLaVA-NeXT: a text in place of the parts is left out
+PARTS = TURNS.replace("{{ m.content }}", "{% for part in m.content %}{{ part.text }}{% endfor %}")
 NO_SYSTEM = ("{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
              "{{ messages[0].content }}")
 
@@ -63,6 +65,8 @@ NO_SYSTEM = ("{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{%
     (TURNS, {"system_prompt": "3"}, "4", "s4;u1+1=?;a"),
     # without a system turn, its text comes before the question
     (NO_SYSTEM, {}, "4", "4\n\n1+1=?"),
+    (PARTS, {}, "4", "s4;u1+1=?;a"),
+    (NO_SYSTEM.replace(".content", ".content[0].text"), {}, "4", "4\n\n1+1=?"),
 ])  # fmt: skip
 def test_a_chat_template_gets_the_system_message_and_the_question_and_opens_the_answer(
     tokenizer, template, row, system_prompt, prompt
@@ -89,6 +93,7 @@ WITH_TOOL = [*CHAT, turn("assistant", "<think>6</think>7"), turn("tool", "7")]
     (TURNS, WITH_TOOL, {}, "u9;a9;u9-2=?;a<think>6</think>7;t7;a"),
     (TURNS, [*CHAT, turn("assistant", "7=")], {}, "u9;a9;u9-2=?;a7="),  # it is written on
     (None, [*CHAT[2:], turn("assistant", "7=")], {}, "User: 9-2=?\nAssistant: 7="),
+    (PARTS, [*CHAT, turn("assistant", "7=")], {}, "u9;a9;u9-2=?;a7="),
     # a template without system turns, or one that drops them
     (NO_SYSTEM.replace("[0].content", "[-1].content"), [turn("system", "3"), turn("user", "4")], {},
      "3\n\n4"),
@@ -137,6 +142,17 @@ def test_a_template_that_leaves_something_out_is_refused(tokenizer, template, op
     chat = [turn("user", "9"), turn("assistant", "8"), turn("user", "6"), turn("tool", "7")]
     with pytest.raises(UserError, match=reason):
         prompt_text(tokenizer, {"question": "6", "prompt": chat}, "", [], options)
+
+
+@pytest.mark.parametrize("template", [
+    TURNS.replace("{{ m.content }}", ""), "{{ (messages[0].content + '')[:1] }}",
+])
+def test_a_question_that_a_template_leaves_out_is_refused(tokenizer, template):
+    """Else all prompts are the same, all rewards 0, and nobody knows why. If the template fails on
+    a list of parts, that is not the reason."""
+    tokenizer.chat_template = template
+    with pytest.raises(UserError, match="it leaves out the turn of user, 'x=[?]'.*correct"):
+        Questions([ONE | {"question": "x=?"}], "toy", tokenizer).first()
 
 
 def test_without_a_chat_template_the_prompt_is_plain_text_and_a_note_says_so(tokenizer, one):

@@ -124,6 +124,7 @@ TURNS = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>\n{% end
 @pytest.mark.parametrize("template, stops", [
     (TURNS, True), (TURNS.replace("<|im_end|>", "<eos>"), False), (None, False),
     (TURNS.replace("<|im_end|>", ""), False), ("{{ raise_exception('no') }}", False),
+    (TURNS.replace("m['content']", "m['content'][0].text"), True),
 ])  # fmt: skip
 def test_the_end_of_a_turn_ends_a_completion(template, stops, loaded):
     """Qwen's base models have a chat template and another EOS."""

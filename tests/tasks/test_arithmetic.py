@@ -71,7 +71,8 @@ def test_the_example_is_right_and_no_question_of_the_supply():
 def test_the_examples_stand_before_the_question(loaded):
     _, tokenizer = loaded
     tokenizer.chat_template, seen = "{{ messages[-1]['content'] }}", []
-    tokenizer.apply_chat_template = lambda chat, **options: seen.append(chat) or "1"
+    render = tokenizer.apply_chat_template
+    tokenizer.apply_chat_template = lambda chat, **more: seen.append(chat) or render(chat, **more)
     load_questions("arithmetic", tokenizer, limit=1, system_prompt="S")
     turns = [("system", "S"), *EXAMPLES, ("user", TRAIN[0]["question"])]
     assert seen == [[{"role": role, "content": content} for role, content in turns]]
