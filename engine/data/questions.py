@@ -20,6 +20,7 @@ from engine.data.rows import Rows, read_rows
 from engine.model.folders import prompt_room
 from tasks.table import SYSTEM_PROMPT, TASKS, task_of
 
+DATA_FORM = 2  # of Questions.fingerprint: another number if it hashes something else
 HELD_OUT = 256  # questions of the training set that --eval_every keeps for its evaluations
 SYSTEM_ROLES = ("system", "developer")
 # a question that somebody has already put into a chat template, or a chat that became a text
@@ -64,18 +65,22 @@ class Questions:
         A row is left out if its prompt is longer than `max_prompt_tokens`, or something is empty.
         No prompt is cut, because its end holds the question and the header of the assistant's turn.
         """
-        examples = task_of(self.name).examples
         # a chat template writes the special tokens itself
         plain_text = self.tokenizer.chat_template is None
         questions = {}
         for number, row in self.complete(numbers).items():
             row = self.without_given_answer(row)
-            text = prompt_text(
-                self.tokenizer, row, self.system_prompt, examples, self.template_options)
+            text = self.text_of(row)
             prompt = self.tokenizer(text, add_special_tokens=plain_text).input_ids
             if 1 <= len(prompt) <= self.max_prompt_tokens:
                 questions[number] = {**row, "prompt": prompt, "begun": begun(text, row)}
         return questions
+
+    def text_of(self, row):
+        """The prompt of a row as text."""
+        examples = task_of(self.name).examples
+        return prompt_text(
+            self.tokenizer, row, self.system_prompt, examples, self.template_options)
 
     def without_given_answer(self, row):
         """The same row. A chat that ends with the solution, a turn of the assistant that is a right
@@ -122,13 +127,24 @@ class Questions:
         return notes
 
     def fingerprint(self):
-        """A short name for the content. It tells a resumed run whether its questions, and the first
-        prompt, are still the same."""
+        """A short name for what prompts are made of: the rows, the system prompt, the chat template
+        and its options. It tells a resumed run whether its questions are still the same.
+
+        The prompts themselves may change with the clock: some templates write today's date.
+        """
         if isinstance(self.rows, Rows):
             content = [self.rows.fingerprint, *self.rows.columns, len(self)]
         else:
             content = fingerprint(self.rows)
-        return short_hash([content, self.first()["prompt"]])
+        template = self.tokenizer.chat_template or PLAIN
+        return short_hash([content, self.system_prompt, template, self.template_options])
+
+    def first_prompt(self):
+        """A short name for the prompt of the first row, however long it is. It tells a resumed run
+        whether its prompts are still the same."""
+        rows = self.complete(range(min(100, len(self))))
+        texts = [self.text_of(self.without_given_answer(row)) for row in [*rows.values()][:1]]
+        return short_hash(texts)
 
 
 def load_questions(name, tokenizer, *, split="train", limit=None, **prompts):
@@ -299,4 +315,4 @@ def fingerprint(questions):
 
 
 def short_hash(content):
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -188,16 +188,25 @@ def open_file(name, split="train", columns=None):
     named, path, kind = named_columns(columns), Path(name), format_of(name)
     if not path.is_file():
         dataset = load_dataset(name, name, split=split)
-        return Rows(dataset, find_columns(dataset, name, named))
+        rows = Rows(dataset, find_columns(dataset, name, named))
+        files = [file for file in sorted(path.rglob("*"))
+                 if format_of(str(file)) or file.suffix == ".arrow"]
+        if files:
+            rows.fingerprint = " ".join([split, *map(digest, files)])
+        return rows
     if not path.stat().st_size:
         raise UserError(f"{name} is empty: it must hold questions.")
     options = {"keep_default_na": False} if kind == "csv" else {}
     dataset = load_dataset(name, kind, data_files=name, split="train", **options)
     rows = Rows(dataset, find_columns(dataset, name, named))
-    with path.open("rb") as file:
-        # the same content elsewhere is the same data set
-        rows.fingerprint = hashlib.file_digest(file, "sha256").hexdigest()
+    rows.fingerprint = digest(path)
     return rows
+
+
+def digest(path):
+    """SHA-256 of a file: the same content elsewhere, or of another day, is the same data set."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load_dataset(name, *arguments, **options):

@@ -22,8 +22,7 @@ from engine.scoring.score import choose_accuracy_reward, load_rewards
 
 PROJECT = Path(__file__).parents[2]
 # what an accuracy depends on: accuracies that were measured with others cannot be compared
-MEASURED_WITH = ("eval_dataset", "eval_questions", "rewards", "max_new_tokens", "stop",
-                 "system_prompt", "chat_template_kwargs")
+MEASURED_WITH = ("eval_dataset", "eval_questions", "rewards", "max_new_tokens", "stop")
 
 
 # --- its options ---
@@ -61,8 +60,8 @@ def saved_options(chosen):
         raise UserError(
             f"{run_dir} was started by another version of train.py, with other options "
             f"({', '.join(sorted(other))}): finish it with that version, or start a new run.")
-    fixed = ("model", "algorithm", "dataset", "columns", "group_size", "questions_per_step", "seed",
-             "lora", "eval_every")
+    fixed = ("model", "algorithm", "dataset", "columns", "system_prompt", "chat_template_kwargs",
+             "group_size", "questions_per_step", "seed", "lora", "eval_every")
     if saved["eval_every"] or compose(Config, saved).data.tested:
         fixed += MEASURED_WITH
     for name in fixed:
@@ -98,18 +97,11 @@ def begin_run(config, algorithm, device, rows):
         raise UserError("--eval_every holds out a quarter of the questions: it needs 4 or more.")
     # a model of the project is the same one in another copy of the project
     state = State(
-        source.removeprefix(f"{PROJECT}/"), questions.fingerprint(), ranks.world_size())
+        source.removeprefix(f"{PROJECT}/"), questions.fingerprint(), ranks.world_size(),
+        questions.first_prompt())
     if saved:
-        for name, what in [("source", "model"), ("data", "data set")]:
-            was, now = saved[name], getattr(state, name)
-            if was != now:
-                raise UserError(f"{config.run.output_dir} was started with another {what} ({was}, "
-                                f"not {now}): put that back, or start a new run.")
-        if any(isinstance(mean, list) for mean in saved["past"]):
-            raise UserError(f"{config.run.output_dir} was started by another version of train.py, "
-                            "whose `past` has another form: finish it with that version, or start "
-                            "a new run.")
-        state = State(**saved)
+        notes += notes_on_resume(config.run.output_dir, saved, state)
+        state = State(**saved | {"prompt": state.prompt})
         checkpoint.restore(folder, networks)
     accuracy_reward = choose_accuracy_reward(
         reward_functions, data.dataset, data.eval_dataset or data.dataset)
@@ -120,6 +112,24 @@ def begin_run(config, algorithm, device, rows):
     refuse_nothing_to_do(run)
     of_answers = notes_on_gold_answers(reward_functions, questions, run.numbers_ahead())
     return run, notes + of_questions + of_tokens + of_answers
+
+
+def notes_on_resume(run_dir, saved, state):
+    """[a sentence], if the prompts of a resumed run have changed. Another model, data set or
+    version is refused. saved: {field: value} of its State. state: that of a run that starts now."""
+    if saved.get("data_form") != state.data_form:
+        raise UserError(f"{run_dir} was started by another version of train.py, which compares "
+                        "data sets in another way: finish it with that version, or start a new "
+                        "run.")
+    for name, what in [("source", "model"), ("data", "data set or chat template")]:
+        was, now = saved[name], getattr(state, name)
+        if was != now:
+            raise UserError(f"{run_dir} was started with another {what} ({was}, not {now}): put "
+                            "that back, or start a new run.")
+    if saved["prompt"] == state.prompt:
+        return []
+    return ["the chat template writes other prompts than before the run stopped, perhaps another "
+            "date. So from here on the run is not the same, bit for bit, as a run in one go."]
 
 
 def refuse_nothing_to_do(run):

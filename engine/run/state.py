@@ -10,7 +10,7 @@ from statistics import fmean
 from algorithms import Algorithm
 from engine.base import progress, ranks
 from engine.base.errors import UserError
-from engine.data.questions import Questions, numbers_of
+from engine.data.questions import DATA_FORM, Questions, numbers_of
 from engine.model.folders import resolve_model
 from engine.model.networks import Networks, build
 from engine.options.config import Config
@@ -34,6 +34,8 @@ class State:
     source: str  # the model that the run started from
     data: str  # fingerprint of its questions
     devices: int  # at the start: a step asks as many questions, even if their number has changed
+    prompt: str = ""  # fingerprint of the first prompt
+    data_form: int = DATA_FORM  # of the fingerprint `data`; that of another version may differ
     step: int = 0  # steps made
     position: int = 0  # questions taken
     seconds: float = 0.0

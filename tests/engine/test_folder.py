@@ -53,14 +53,30 @@ def test_a_run_of_another_version_is_not_resumed(words, old, new, named):
         open_run([*words, "--resume"])
 
 
-def test_a_run_whose_past_has_another_form_is_not_resumed(words):
-    """Another version kept the number of each question beside its mean reward."""
+@pytest.mark.parametrize("form", [None, 3])
+def test_a_run_whose_fingerprint_has_another_form_is_of_another_version(words, form):
+    """It is no other data set. Earlier versions did not say which form theirs had."""
     folder = RUN / "checkpoint-000001"
-    saved = json_of(folder / "state.json")
-    files.write(folder / "state.json", files.as_json(saved | {"past": [[7, 0.5]]}))
+    saved = json_of(folder / "state.json") | {"data": "of another form", "data_form": form}
+    if form is None:
+        del saved["data_form"], saved["prompt"]
+    files.write(folder / "state.json", files.as_json(saved))
     files.write(folder / "checksums.json", "{}")  # the checkpoint is whole
-    with pytest.raises(UserError, match="another version of train.py, .*past.*finish it with that"):
+    with pytest.raises(UserError, match="another version of train.py, .* finish it with that"):
         go_on(RUN, "--steps 2")
+
+
+@pytest.mark.parametrize("changed", [
+    {"system_prompt": "x"}, {"chat_template_kwargs": {"x": 1}},
+])
+def test_what_prompts_are_made_of_cannot_change(words, changed):
+    """Also of a run that is not evaluated. The sentence names the option."""
+    [(name, value)] = changed.items()
+    saved = json_of(RUN / "run.json") | {"eval_questions": 0}
+    files.write(RUN / "run.json", files.as_json(saved))
+    word = value if isinstance(value, str) else files.as_json(value).strip()
+    with pytest.raises(UserError, match=f"was started with --{name} .*, not .*x"):
+        train.main(["--output_dir", "run", "--resume", f"--{name}", word])
 
 
 # --- the lock ---

@@ -1,13 +1,17 @@
 """engine/data/questions.py: prompts that are never cut, and the order of the questions."""
 
 import random
+from datetime import datetime
 from functools import partial
+from types import SimpleNamespace
 
 import datasets
 import pytest
 from tokenizers.processors import TemplateProcessing
+from transformers.utils import chat_template_utils
 
 from engine.base.errors import UserError
+from engine.base.files import read_lines
 from engine.data.questions import (
     Questions,
     fingerprint,
@@ -227,13 +231,62 @@ def test_only_what_is_asked_is_read(tokenizer):
     assert [*asked] == [900, 7] and tokenizer.decode(asked[7]["prompt"]) == "7+1=?"
 
 
-def test_the_fingerprint_covers_the_prompts(tokenizer):
-    """A template that writes today's date makes other prompts."""
-    found = set()
-    for date in ("1", "2"):
-        tokenizer.chat_template = date + "{{ messages[-1].content }}"
-        found.add(Questions([ONE], "toy", tokenizer).fingerprint())
-    assert len(found) == 2
+def test_the_fingerprint_covers_what_prompts_are_made_of_and_no_date(tokenizer, monkeypatch):
+    """The templates of Llama 3.2 and gpt-oss write today's date."""
+    tokenizer.add_tokens(list("sua;"))
+    dated = "{{ strftime_now('%d') }}" + TURNS
+    changes = [{}, {"rows": [ONE | {"answer": "3"}]}, {"system_prompt": "5"},
+               {"template": dated + "1"}, {"options": {"add_generation_prompt": False}}]
+    found, prompts = set(), set()
+    for day in (1, 1, 2):
+        on_day(day, monkeypatch)
+        for change in changes:
+            chosen = {"rows": [ONE], "system_prompt": "4", "template": dated, "options": {}}
+            chosen |= change
+            tokenizer.chat_template = chosen.pop("template")
+            options = chosen.pop("options")
+            questions = Questions(
+                name="toy", tokenizer=tokenizer, template_options=options, **chosen)
+            found.add(questions.fingerprint())
+            if not change:
+                text = tokenizer.decode(questions.first()["prompt"])
+                prompts.add((text, questions.first_prompt()))
+    assert len(found) == len(changes)
+    (one, name), (two, other) = sorted(prompts)
+    assert [one, two] == ["01s4;u1+1=?;a", "02s4;u1+1=?;a"] and name != other
+
+
+def test_a_run_whose_template_writes_the_date_goes_on_on_another_day(
+    loaded, tmp_path, monkeypatch, capsys
+):
+    """One note says that its prompts have changed."""
+    model, tokenizer = loaded
+    tokenizer.chat_template = "{{ strftime_now('%d') }}+{{ messages[-1].content }}"
+    for part in loaded:
+        part.save_pretrained(tmp_path / "model")
+    folder = tmp_path / "run"
+    said = []
+    for day, step in ((1, 1), (1, 2), (2, 3), (2, 4)):
+        on_day(day, monkeypatch)
+        if step == 1:
+            run(tmp_path / "model", folder, "--questions_per_step 1 --group_size 4 --steps 1 "
+                "--max_new_tokens 4 --eval_questions 0")
+        else:
+            go_on(folder, f"--steps {step}")
+        said.append("the chat template writes other prompts" in capsys.readouterr().out)
+    assert said == [False, False, True, False]
+    prompts = [row["prompt"][:3] for row in read_lines(folder / "samples.jsonl")]
+    assert prompts == ["01+", "01+", "02+", "02+"]
+    (folder / "checkpoint-000004/chat_template.jinja").write_text("{{ messages[-1].content }}")
+    (folder / "checkpoint-000004/checksums.json").write_text("{}")  # it is whole
+    with pytest.raises(UserError, match="another data set or chat template"):
+        go_on(folder, "--steps 5")
+
+
+def on_day(day, monkeypatch):
+    """Let the clock of chat templates show this day of a month."""
+    clock = SimpleNamespace(now=lambda: datetime(2026, 1, day))
+    monkeypatch.setattr(chat_template_utils, "datetime", clock)
 
 
 def test_a_run_keeps_the_names_of_columns_and_asks_the_next_question_instead(small, tmp_path):
