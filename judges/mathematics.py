@@ -28,6 +28,8 @@ MATH_LENGTH = 1000  # characters; the longest gold answer of MATH-500 has 53
 MATH_SECONDS = 5.0  # of CPU time for one answer; most take a millisecond, few a tenth of a second
 MATH_MEMORY = 4 << 30  # bytes
 VERIFIER_LOCK = threading.Lock()
+# how many answers were called wrong because their verdict ran out of time or memory
+COUNTS = {"timeouts": 0}
 
 
 def math_accuracy(completions, answer, **columns):
@@ -40,8 +42,9 @@ def math_accuracy(completions, answer, **columns):
     completion must give a number too, not an expression ("3*4"); a unit may follow ("18 dollars").
     Otherwise, an equal expression counts, by the library math-verify, unless it leaves to do what
     the gold answer has done (KINDS): "\\int 2x\\,dx" is not x^2. An answer is wrong if it cannot be
-    parsed, or not judged within MATH_SECONDS and MATH_MEMORY. If the gold answer cannot
-    be parsed, a warning names it. Raises ImportError if math-verify is not installed. POSIX only.
+    parsed, or not judged within MATH_SECONDS and MATH_MEMORY (COUNTS counts these). If the gold
+    answer cannot be parsed, a warning names it. Raises ImportError if math-verify is not installed.
+    POSIX only.
     """
     pairs = zip(completions, answer, strict=True)
     return [float(_is_right(extract_answer(text), gold_answer(gold))) for text, gold in pairs]
@@ -70,7 +73,11 @@ def _is_right(given, gold):
     dropped = re.findall(DROPPED, given.lower()) != re.findall(DROPPED, gold.lower())
     if dropped or _is_left_to_do(given, gold):
         return False
-    return _ask_verifier(gold, given)
+    verdict = _ask_verifier(gold, given)
+    if not verdict:
+        with VERIFIER_LOCK:
+            COUNTS["timeouts"] += 1
+    return verdict == "right"
 
 
 # --- one spelling ---
@@ -186,6 +193,7 @@ def _is_left_to_do(given, gold):
 
 @functools.lru_cache(maxsize=4096)  # completions of one question often agree
 def _ask_verifier(gold, given):
+    """What verifier.py says; "" if it ran out of time or memory."""
     verdict = ""
     with VERIFIER_LOCK:
         verifier = _process()
@@ -204,7 +212,7 @@ def _ask_verifier(gold, given):
             f"math_accuracy cannot parse the gold answer {gold!r}: only that very text scores.",
             stacklevel=2,
         )
-    return verdict == "right"
+    return verdict
 
 
 @functools.cache

@@ -63,6 +63,7 @@ class Rollout:
     seed: int = 0  # for a rule that draws
     prefix_weights: torch.Tensor | None = None  # NAT: (Q·G, T), 0 outside of the random prefixes
     failures: int = 0  # calls of a reward function that failed
+    timeouts: int = 0  # verdicts of math_accuracy that ran out of time
     rollouts: int = 1  # how often the step has sampled
 
     @property
@@ -108,6 +109,7 @@ def join(rollouts):
         trainable=joined("trainable"),
         rewards=joined("rewards", dim=1),
         failures=sum(rollout.failures for rollout in rollouts),
+        timeouts=sum(rollout.timeouts for rollout in rollouts),
         rollouts=len(rollouts),
     )
 

@@ -10,6 +10,7 @@ from engine.base import ranks
 from engine.scoring.score import reward_columns, score
 from family.dapo import has_signal, overlong_penalty
 from family.nat import prefix_factors
+from judges.mathematics import COUNTS
 from loop.records import FIRST_STEP, Rollout, join
 
 
@@ -54,7 +55,9 @@ def roll_out(parts, questions, rng, clock, so_far):
     with clock.phase("score"):  # 2 score
         texts = sampled.texts(networks.tokenizer, questions)
         columns = reward_columns(questions, G)
+        before = COUNTS["timeouts"]
         values, failures = score(reward_functions, texts, columns)
+        timeouts = COUNTS["timeouts"] - before
     logp = sampled.logp.masked_fill(~sampled.mask, 0.0)  # a tool's tokens have none
     logp = logp.masked_fill(~logp.isfinite(), torch.nan)
     lengths = mask.sum(1)
@@ -76,6 +79,7 @@ def roll_out(parts, questions, rng, clock, so_far):
         **so_far._asdict(),
         seed=rule_seed + ranks.rank(),
         failures=failures,
+        timeouts=timeouts,
     )
 
 

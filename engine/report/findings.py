@@ -144,6 +144,11 @@ def findings_of_rewards(m, first, samples):
     if m["reward_failures"].most > 0.01:  # healthy: 0
         yield ("Correct the reward function that fails.",
                "It raises an error or hangs on some completions.", "reward_failures")
+    if m["verdict_timeouts"].mean > 0.01:  # healthy: 0
+        yield ("Leave out the questions whose gold answers take long to compare, or raise "
+               "MATH_SECONDS in judges/mathematics.py.",
+               "Verdicts of math_accuracy run out of time, and these completions count as wrong.",
+               "verdict_timeouts seconds/score")
     different, called_right, read = disagreements(samples, first)
     if len(different) > called_right / 2:  # healthy: 0; gold answers of other questions: 0.9
         yield (f"Correct {first}, which may want another form or column, or the answer of another "

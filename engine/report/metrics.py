@@ -57,6 +57,7 @@ def means_of_completions(rollout):
         "length": generated,
         "reward": rollout.total.sum(),
         "reward_failures": rollout.failures,
+        "verdict_timeouts": rollout.timeouts,
         "truncated": rollout.truncated.sum(),
         "mixed_groups": mixed_groups(rollout),
         "tool_calls": tool_calls(rollout.mask).sum(),

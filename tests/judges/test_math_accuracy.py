@@ -249,12 +249,13 @@ def judge(monkeypatch):
 
 def test_what_takes_too_long_is_stopped_in_any_thread(judge):
     answers = [r1(HANGS), r1("\\sqrt{8}"), r1(HANGS)]
-    start = time.perf_counter()
+    start, before = time.perf_counter(), mathematics.COUNTS["timeouts"]
     with ThreadPoolExecutor(1) as pool:
         values = pool.submit(math_accuracy, answers, ["2\\sqrt{2}"] * 3).result()
     assert values == [0.0, 1.0, 0.0]  # the next answer is judged by a new process
     assert 0.5 < time.perf_counter() - start < 50
     assert mathematics._ask_verifier.cache_info().hits >= 1  # the same answer costs its time once
+    assert mathematics.COUNTS["timeouts"] == before + 2  # but it counts each time
     assert judge.returncode is not None  # nothing is left of the old one
 
 

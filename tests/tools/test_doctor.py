@@ -83,6 +83,8 @@ def pruning(rate):
 @pytest.mark.parametrize("said, name, healthy, faulty, more", [
     (("Correct the reward function that fails", "It raises"), "reward_failures",
      once(0.009), once(0.011), {}),
+    (("Leave out the questions", "Verdicts of math_accuracy run out of time"), "verdict_timeouts",
+     once(0.09), once(0.11), {}),
     (("Correct your function of the advantages", "Rewards differ"), SAME, 0.99, 1.0,
      {f"{SAME}/a": change(0.1, 1.0)}),
     (("Lower --lr, or look for NaN", "Updates are skipped"), "skipped_updates",
@@ -146,7 +148,8 @@ def test_each_finding_from_both_sides_of_its_limit(said, name, healthy, faulty, 
 def test_of_several_faults_the_cause_comes_first(tmp_path):
     """Each fault is mended, and the next one appears."""
     faults = {
-        "reward_failures": (0.1, "It raises"), "paid": ([0.0], OTHER_GOLD[1]),
+        "reward_failures": (0.1, "It raises"), "verdict_timeouts": (0.1, "Verdicts"),
+        "paid": ([0.0], OTHER_GOLD[1]),
         SAME: (1.0, "Rewards differ"), "skipped_updates": (0.1, "Updates are skipped"),
         "kept": (0, "No completion is kept"),
         "grad_norm": ([1] * 9 + [999], LARGE[1]), "sampler_logp_diff": (1.0, "Sampler and trainer"),
