@@ -54,7 +54,7 @@ def panels(figure, row, measure, below):
     and custom metrics. row: the metrics of a step. below: what stands below the curves, in words.
     """
     titles = {measure: f"{measure} of the samples"} | PANELS
-    if row["kept"] < row["completions"]:
+    if "kept_negative" in row and row["kept"] < row["completions"]:
         titles["kept_negative"] = "share of A < 0 among the kept"
     titles |= {name: name for name in row if name.startswith("custom/")}
     figure.set_size_inches(4.7 * len(titles), 5)
