@@ -215,6 +215,6 @@ def test_the_first_screen_of_the_results_says_what_the_tables_say():
 
 
 def test_the_readme_says_the_numbers_of_its_picture():
-    found = README.split("## What we find")[1].split("|")[0]
+    found = README.split("Should you use CPPO?")[1].split("| Learn")[0]
     said = [TIMES[5], TIMES[6], 1 / TIMES[11]]
-    assert re.findall(r"([\d.]+) times", found)[-3:] == [f"{times:.1f}" for times in said]
+    assert re.findall(r"([\d.]+) times", found) == [f"{times:.1f}" for times in said]
