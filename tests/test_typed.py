@@ -71,7 +71,7 @@ def text_of(path):
 
 PAGES = [ROOT / "README.md", ROOT / ".github/CONTRIBUTING.md"]
 PAGES += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("notebooks/**/*.md")]
-PAGES += [ROOT / f"experiments/results/{name}.md" for name in ("browser", "left_out")]
+PAGES += [ROOT / f"experiments/results/{name}.md" for name in ("README", "browser", "left_out")]
 FOLDERS = ["conformance", "docs", "engine", "examples", "experiments", "family",
            "notebooks", "recipes", "tasks", "tests", "tools"]  # fmt: skip
 FILES = [*PAGES, *ROOT.glob("*.py")] + [
