@@ -4,8 +4,8 @@ I is a set, and the paper does not say which of two equal |A| is in it. So kept 
 come in any order, and a tie may go either way. What this project keeps then is tested as well.
 
 The order: how many are kept, which are kept, which rows of the batch these are, the loss against
-the paper's formula as a loop, known mistakes, the length under 1/|o|, the threshold form,
-and bad input.
+the paper's formula as a loop, known mistakes, the length under 1/|o|, signal and noise, the
+threshold form, and bad input.
 """
 
 import math
@@ -53,6 +53,13 @@ def test_the_largest_absolute_advantages_are_kept():
     """The choice of the paper: a very bad completion teaches as much as a very good one."""
     kept = prune(torch.tensor([[0.1, -2.0, 0.5, 1.0]]), 2)
     assert kept.sort(dim=1).values.tolist() == [[1, 3]]
+
+
+@pytest.mark.parametrize("right, kept_right", [(3, 3), (13, 1)])
+def test_the_rarer_outcome_is_kept_first(right, kept_right):
+    """3 of 16 are right: |A| is 2.02 for these and 0.47 for the others. 13 of 16: the other way."""
+    rewards = (torch.arange(16) < right).float()
+    assert rewards[prune(group_advantages(rewards[None]), 4)[0]].sum() == kept_right
 
 
 def kept_by_hand(row, k):
@@ -205,6 +212,22 @@ def test_beside_grpo_the_right_ones_alone_push_shorter_and_the_wrong_ones_alone_
         along = slope(RIGHT * token_weights) - (p if b == "p" else b) * slope(token_weights)
         cosine = torch.cosine_similarity(step.flatten(), along.flatten(), dim=0)
         assert cosine.item() == pytest.approx(1, abs=1e-6)
+
+
+def test_a_pruned_group_never_teaches_more_than_the_whole_group():
+    """Signal against noise, (E[g]·u)² / Var[g] with u along ∇E[r], over all groups of three."""
+    pi, u = TinyPolicy.probabilities(THETA), slope(RIGHT).flatten()
+    scores = torch.autograd.functional.jacobian(
+        lambda theta: TinyPolicy.probabilities(theta).log(), THETA).flatten(1)
+    groups = torch.cartesian_prod(*[torch.arange(15)] * 3)
+    chance, A = pi[groups].prod(1), group_advantages(RIGHT[groups])
+    found = []
+    for k in (1, 2, 3):
+        kept = prune(A, k)
+        g = (A.gather(1, kept)[:, :, None] * scores[groups.gather(1, kept)]).mean(1)
+        mean = chance @ g
+        found.append((mean @ u) ** 2 / (chance @ (g - mean) ** 2).sum())
+    assert found[0] < found[1] < found[2]
 
 
 # --- the threshold form ---------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from grpo import kl_k1, kl_k2, kl_k3, token_entropies, token_logprobs
-from tests.helpers.examples import F64, kl_of, numeric_gradient, ours, seeded
+from tests.helpers.examples import F64, TinyPolicy, kl_of, numeric_gradient, ours, seeded
 
 # --- log-probabilities and entropies --------------------------------------------------------------
 
@@ -92,6 +92,23 @@ def test_k1_as_a_loss_teaches_nothing_and_k2_and_k3_pull_towards_the_reference(e
     values = estimator(theta.log_softmax(0), OTHER.log_softmax(0))
     (gradient,) = torch.autograd.grad((THETA.softmax(0) * values).sum(), theta)
     torch.testing.assert_close(gradient, numeric_gradient(kl, THETA), rtol=0, atol=1e-6)
+
+
+def test_summed_over_tokens_k2_does_not_see_what_a_token_causes():
+    """The reference differs only in what follows a first "a". So the KL of whole completions grows
+    with the chance of "a", and k2 of whole completions says so. The sum of the tokens' k2 has no
+    gradient for the first token."""
+    theta = TinyPolicy.table(14).requires_grad_()
+    other = TinyPolicy.table(14)
+    other[1, 0] -= 3  # the logits behind a first "a"
+    logp, ref = (TinyPolicy.logp(x, padding=0.0) for x in (theta, other))
+    pi = TinyPolicy.probabilities(theta)
+    of_tokens, of_completions, right = (
+        torch.autograd.grad(loss, theta, retain_graph=True)[0]
+        for loss in (pi.detach() @ kl_k2(logp, ref).sum(1),
+                     pi.detach() @ kl_k2(logp.sum(1), ref.sum(1)), pi @ (logp - ref).sum(1)))
+    torch.testing.assert_close(of_completions, right)
+    assert right[0, 0] > 0.05 and of_tokens[0].abs().max() < 1e-9
 
 
 # --- KL estimators: properties --------------------------------------------------------------------
