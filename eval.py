@@ -33,6 +33,7 @@ from engine.model.sampler_interface import Sampling
 from engine.options.command_line import compose, parse_given
 from engine.options.options import EvaluationOptions
 from engine.report import answers as files_of_answers
+from engine.run.checkpoint import BEST
 from engine.run.folder import as_in_the_run, rows_for_eval
 from engine.scoring.gold_answers import is_right_answer, notes_on_lost
 from engine.scoring.score import (
@@ -167,7 +168,10 @@ def check(chosen):
     config = compose(EvaluationOptions, as_in_the_run(chosen))
     config.benchmark = config.benchmark or ["toy"]
     if config.best:
-        config.model += "/best"
+        if not Path(config.model, BEST).is_dir():
+            raise UserError(f"{config.model} has no best checkpoint, because it was not trained "
+                            "with --eval_every: leave out --best.")
+        config.model += f"/{BEST}"
     for name in config.benchmark:
         check_dataset(name, config.model)
     stems = {Path(name).stem for name in config.benchmark}
@@ -198,7 +202,7 @@ def results_folder(config):
 def evaluate_benchmark(benchmark, rows, asked, config, model, tokenizer, folder):
     """Evaluate one benchmark, write its two files and print its scores. asked: what the run has
     done with its rows, in words."""
-    task = task_of(benchmark)
+    task = task_of(benchmark, config.model)
     config = replace(
         config, judge=config.judge or task.rewards[0],
         max_new_tokens=config.max_new_tokens or task.max_new_tokens)

@@ -65,6 +65,11 @@ def test_verdicts_that_run_out_of_time_are_counted_and_told(small, tmp_path, mon
     assert "ran out of time on 100.0% of the answers" in capsys.readouterr().out
 
 
+def test_a_run_without_a_best_checkpoint_is_told_so(tmp_path):
+    with pytest.raises(UserError, match=f"{tmp_path} has no best checkpoint.*--eval_every"):
+        evaluation.main(["--model", str(tmp_path), "--best"])
+
+
 def test_a_question_to_which_the_judge_does_not_apply_is_left_out(loaded):
     """Of two questions of a mixture, it is the reward of the first one alone."""
     def first_task(completions, answer, **columns):

@@ -1,6 +1,7 @@
 """examples/: a reward, a rule, an algorithm and a data set of one's own, each run as its first
 lines say."""
 
+import re
 from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -22,7 +23,8 @@ from examples.my_loss import dual_clip_loss, with_entropy
 from examples.my_reward import brevity, shows_steps
 from examples.my_rule import group_length, per_token
 from experiments.library import toy_model
-from tests.helpers.runs import ROOT
+from tasks import toy
+from tests.helpers.runs import ROOT, json_of
 from tests.helpers.training import a_rollout, completion_logprobs, completions, one_step, updated
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -109,6 +111,18 @@ def test_a_run_takes_a_data_set_a_rule_and_a_reward_of_ones_own(small, tmp_path,
     metrics = one_step(small, tmp_path, *words)
     assert metrics["kept"] == metrics["completions"] // 4 and metrics["questions"] == 4
     assert "reward/number_accuracy" in metrics and 0 < metrics["reward/brevity"] < 1
+
+
+def test_word_problems_in_digits_run_offline_with_the_toy(tmp_path, monkeypatch):
+    """The digits of the words are those of the sum, and the toy's length is the default."""
+    monkeypatch.chdir(ROOT)
+    for row in files.read_lines("examples/my_digits.jsonl"):
+        terms = re.findall("[+-]?[0-9]", row["question"])
+        assert row["answer"] == str(sum(map(int, terms)))
+        assert re.findall("[0-9]", row["words"]) == [term[-1] for term in terms]
+    metrics = one_step("toy", tmp_path, "--dataset", "examples/my_digits.jsonl")
+    assert metrics["accuracy"] > 0.1 and metrics["answer_not_found"] < 0.1
+    assert json_of(tmp_path / "run.json")["max_new_tokens"] == toy.MAX_NEW_TOKENS
 
 
 VLLM = pytest.param("vllm_sampler.py:VLLM", marks=[pytest.mark.slow, pytest.mark.skipif(

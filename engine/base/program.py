@@ -43,6 +43,8 @@ def exit_with(sentence):
             return 0
         # as a whole: torchrun may end this process at any moment, and fails on a part of a report
         files.write(file, json.dumps({"message": sentence, "timestamp": int(time.time())}))
+    if file and os.environ.get("WORLD_SIZE") == "1":
+        sentence += f" (One process needs no torchrun: python {sys.argv[0]} says only this.)"
     print(sentence, file=sys.stderr, flush=True)
     time.sleep(1 if file else 0)  # the others end first: torchrun would report whom it has to kill
     return 2

@@ -19,10 +19,14 @@ from tasks.table import TASKS, base_model, task_of
 def check_options(o):
     """Refuse the mistakes that the options alone show. o: all options, as attributes."""
     sampler_class(o.sampler).check(o)
-    if o.lora and (o.shard == "full" or ALGORITHMS[o.algorithm].critic):
+    if o.lora and o.shard == "full":
         raise UserError(
-            "--lora cannot be combined with --shard full, nor with --algorithm ppo: leave one of "
-            "them out.")
+            "--lora needs no --shard full: each device samples from a whole copy of the model, so "
+            "shards would only add memory. Leave out --shard, also on several devices: torchrun "
+            f"--nproc-per-node N train.py --lora {o.lora} …")
+    if o.lora and ALGORITHMS[o.algorithm].critic:
+        raise UserError(f"--lora cannot be combined with --algorithm {o.algorithm}: leave one of "
+                        "them out.")
     if o.check_rewards and o.plan is not None:
         raise UserError("--plan and --check_rewards are two programs in place of training: leave "
                         "out one of them.")
@@ -96,7 +100,8 @@ def try_rule(algorithm, name):
         if of_result and not isinstance(error, AttributeError):
             raise UserError(f"--keep {name} does not fit {algorithm.name}: {one_line(error)}. A "
                             "rule takes (rollout, advantages, k) and returns rows or a mask; "
-                            "GFPO's metric takes the rollout and returns numbers (Q, G).") from None
+                            "a metric, for --algorithm gfpo, takes the rollout and returns numbers "
+                            "(Q, G).") from None
 
 
 # --- what is allowed, and worth a note ---

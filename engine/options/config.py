@@ -65,7 +65,7 @@ def layers(chosen):
     name = known["algorithm"]
     if name not in ALGORITHMS:
         raise UserError(f"{unknown('algorithm', name, ALGORITHMS)}.")
-    row, task = ALGORITHMS[name], task_of(known["dataset"])
+    row, task = ALGORITHMS[name], task_of(known["dataset"], known["model"])
     of_task = {
         "rewards": list(task.rewards),
         "system_prompt": task.system_prompt,

@@ -29,7 +29,8 @@ def print_plan(options, notes, argv):
          f"{p.micro_batch_tokens} tokens")
     note("\nGB per device   generation      update")
     for name, moments in p.items.items():
-        note(row(name, moments))
+        if max(moments) >= GB / 200:  # else it is 0.00
+            note(row(name, moments))
     note(row("peak", p.peaks))
     if not torch.cuda.is_available():
         note("note: this machine has no GPU. The plan is for GPUs, of 80 GB if --plan names no "

@@ -139,6 +139,7 @@ def refuse_nothing_to_do(run):
         raise UserError(f"{world} devices for {few} questions: start at most one process per "
                         "question.")
     if run.config.run.resume and run.finished and checkpoint.has_finished(folder):
-        asked = "--epochs" if run.state.position >= run.total else "--steps"
-        raise UserError(f"{folder} has made its {progress.count(run.state.step, 'step')}: ask for "
-                        f"more with {asked}, or start a new run.")
+        name = "epochs" if run.state.position >= run.total else "steps"
+        raise UserError(f"{folder} has made its {progress.count(run.state.step, 'step')}, and "
+                        f"--{name} {getattr(run.config.run, name)} asks for no more: give a larger "
+                        f"--{name}, or start a new run.")

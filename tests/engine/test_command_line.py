@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from engine.base.errors import UserError, nearest
-from engine.base.program import run_program
+from engine.base.program import exit_with, run_program
 from engine.options.command_line import flat, option, parse, parse_given, within
 from engine.options.config import Config as RunConfig
 from engine.options.names import NAMES, TABLE, bare
@@ -174,6 +174,20 @@ def test_a_program_ends_with_a_code_and_one_line(error, code, said, monkeypatch,
     assert end.value.code == code and capsys.readouterr() == ("", said)
     with pytest.raises(ZeroDivisionError):  # its own mistake keeps its traceback
         run_program(raising(ZeroDivisionError()))
+
+
+def test_under_torchrun_one_process_is_told_that_it_needs_none(tmp_path, monkeypatch, capsys):
+    """Its report has 37 lines. Of several processes the first one tells the mistake."""
+    monkeypatch.setattr(sys, "argv", ["train.py", "--stpes"])
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    alone = " (One process needs no torchrun: python train.py "
+    for processes, more in (("1", alone), ("2", "\n")):
+        file = tmp_path / processes / "attempt_0/0/error.json"
+        file.parent.mkdir(parents=True)
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+        monkeypatch.setenv("WORLD_SIZE", processes)
+        assert exit_with("error: wrong.") == 2
+        assert capsys.readouterr().err.startswith(f"error: wrong.{more}")
 
 
 PRINTS = """

@@ -138,7 +138,7 @@ def test_a_resume_that_is_refused_keeps_the_run(words, monkeypatch):
         patch.setattr("engine.data.questions.Questions.fingerprint", lambda questions: "others")
         go_on(RUN)
     go_on(RUN)  # to its end
-    with pytest.raises(UserError, match="has made its 1 step"):
+    with pytest.raises(UserError, match="has made its 1 step, and --steps 1 asks for no more"):
         go_on(RUN)
 
 
