@@ -354,6 +354,7 @@ let timer, box_drawn = 0;
 
 function draw_buttons() {
   const begun = lanes.some(lane => lane.points.length);
+  for (const id of ["run", "one"]) $(id).disabled = all_failed();
   $("run").textContent = running ? say`Pause` : begun ? say`Go on` : say`Start`;
   const next = stage % 6 ? say`Next: ${stage + 1}. ${$("stages").children[stage].textContent}` : "";
   $("one").textContent = next || say`One step at a time`;

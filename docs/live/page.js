@@ -107,6 +107,9 @@ function new_lane(index) {
   return lane;
 }
 
+// Both stand still, for example because of a broken reward. A change of it makes new lanes.
+const all_failed = () => lanes.every(lane => lane.problem);
+
 function tell(action) {
   for (const { worker } of lanes) worker.postMessage({ action });
 }
@@ -127,7 +130,7 @@ function hear(lane, { result, seconds, answers, problem }) {
     lane.now = answers;
   }
   if (result) add_step(lane, result, seconds);
-  if (lanes.every(other => other.problem)) running = false;
+  if (all_failed()) running = false;
   draw_soon();
 }
 
@@ -222,7 +225,7 @@ function press(event) {
   const { key, target, altKey, ctrlKey, metaKey, repeat } = event;
   const takes = key === " " ? "button, a, input, select" : "input, select";
   const action = { " ": start_or_pause, ArrowRight: one_at_a_time }[key];
-  if (FILM || !action || altKey || ctrlKey || metaKey || target.closest(takes)) return;
+  if (FILM || !action || all_failed() || altKey || ctrlKey || metaKey || target.closest(takes)) return;
   event.preventDefault();
   if (!repeat) action();
 }
