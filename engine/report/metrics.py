@@ -9,6 +9,7 @@ from engine.base import progress, ranks
 from engine.scoring.score import read_answer
 from family.dapo import has_signal
 from judges.programs import program_errors
+from scores import verdict
 
 # of a step, over all devices
 COUNTS = (
@@ -123,24 +124,20 @@ def tool_calls(mask):
 
 def first_group(rollout, advantages, kept, tokenizer):
     """What is logged of the first question of a step: its prompt as the model sees it; each
-    completion, the sum of its rewards, each of them, its advantage, whether it is kept, and why its
-    program failed.
+    completion, its reward, whether its first reward is above 0, its advantage, whether it is kept,
+    and why its program failed.
 
     advantages: (Q, G); for PPO the scores. kept: rows of the batch.
     """
     question = rollout.questions[0]
     kept = kept.tolist()
-    total, advantages = rollout.total[0].tolist(), advantages[0].tolist()
-    errors = program_errors(rollout.texts[: len(total)])
+    group = zip(
+        rollout.texts, rollout.total[0].tolist(), map(verdict, rollout.rewards[0, 0].tolist()),
+        advantages[0].tolist(), program_errors(rollout.texts))
     completions = []
-    for i, values in enumerate(rollout.rewards[:, 0].T.tolist()):
-        values = [None if math.isnan(value) else value for value in values]
-        row = {
-            "completion": rollout.texts[i], "reward": total[i],
-            "rewards": dict(zip(rollout.reward_names, values)), "advantage": advantages[i],
-            "kept": i in kept}
-        if errors[i]:
-            row["error"] = errors[i]
+    for i, (text, reward, correct, advantage, error) in enumerate(group):
+        row = {"completion": text, "reward": reward, "correct": correct, "advantage": advantage,
+               "kept": i in kept, "error": error}
         completions.append(row)
     return {
         "question": question["question"],

@@ -1,6 +1,6 @@
 """`train.py --check_rewards`: the completions of the first step, and their rewards."""
 
-from collections import Counter
+from statistics import mode
 
 from answers import gold_answer
 from engine.base import progress, ranks
@@ -38,8 +38,7 @@ def print_preview(rollout, algorithm, tokenizer):
     for name, weight, values in zip(names, rollout.reward_weights, rollout.rewards):
         print(f"{name}, weight {weight:g}: mean {metrics[f'reward/{name}']:.3f}, "
               f"from {values.min():g} to {values.max():g}")
-    errors = Counter(filter(None, program_errors(rollout.texts)))
-    for error, times in errors.most_common(1):
-        print(f"{progress.count(errors.total(), 'program')} failed, {times} of them with: {error}")
+    if errors := [error for error in program_errors(rollout.texts) if error]:
+        print(f"{progress.count(len(errors), 'program')} failed, most often with: {mode(errors)}")
 
     return metrics, sample

@@ -9,7 +9,7 @@ from algorithms import resolve
 from answers import extract_code
 from engine.report.preview import print_preview
 from judges import programs
-from judges.programs import code_accuracy, code_runs, program_errors
+from judges.programs import code_accuracy, code_runs
 from rewards import code_format, soft_code_format
 from tests.helpers.training import a_rollout
 
@@ -122,25 +122,17 @@ def test_each_program_runs_once_for_all_rewards(monkeypatch):
     assert programs._outputs.cache_info().maxsize <= 16
 
 
-def test_why_a_program_failed_can_be_asked_afterwards():
+def test_a_run_says_why_programs_fail_and_its_preview_the_commonest_error(capsys):
     """The sandbox has the standard library only, whatever is installed."""
-    texts = [answer("import numpy\nprint(18)"), RIGHT, answer("print(1 / 0)"), "no program"]
-    assert code_accuracy(texts, ["18"] * 4) == [0.0, 1.0, 0.0, 0.0]
-    assert program_errors(texts) == [
-        "ModuleNotFoundError: No module named 'numpy'", None,
-        "ZeroDivisionError: division by zero", None]
-    assert program_errors([answer("print(19)")]) == [None]  # no reward has run it
-
-
-def test_the_preview_of_a_run_shows_the_commonest_error(capsys):
     numpy = answer("import numpy\nprint(18)")
     texts = [numpy, RIGHT, answer("print(1 / 0)"), numpy]
     rewards = [code_accuracy(texts, ["18"] * 4)]
+    assert rewards == [[0.0, 1.0, 0.0, 0.0]]
     rollout = a_rollout(
         rewards, texts=texts, questions=[{"prompt": [1], "question": "?", "answer": "18"}])
     _, sample = print_preview(
         rollout, resolve("grpo", group_size=4), SimpleNamespace(decode=lambda tokens: "?"))
-    assert ("3 programs failed, 2 of them with: ModuleNotFoundError: No module named 'numpy'\n"
-            in capsys.readouterr().out)
-    assert [row.get("error", "")[:6] for row in sample["completions"]] == [
-        "Module", "", "ZeroDi", "Module"]
+    no_numpy = "ModuleNotFoundError: No module named 'numpy'"
+    assert [row["error"] for row in sample["completions"]] == [
+        no_numpy, None, "ZeroDivisionError: division by zero", no_numpy]
+    assert f"3 programs failed, most often with: {no_numpy}\n" in capsys.readouterr().out

@@ -1,6 +1,8 @@
 """Why does my reward not rise? The doctor names the fault first, and what a person can change: in
 the logs of made-up runs, and at the end of real ones."""
 
+from itertools import zip_longest
+
 import pytest
 
 from engine.base import files
@@ -19,7 +21,7 @@ def logged(
     folder, steps=10, completions=("<answer>2</answer>",), paid=(), errors=(), options=(), **metrics
 ):
     """What the doctor says of a run in which nothing else is wrong. Its first reward is a; the gold
-    answer is 2. paid, errors: of the completions: what a paid, and why a program failed.
+    answer is 2. paid, errors: of the completions: whether a paid, and why a program failed.
     metrics: {name: its value in all steps, or a list of its values}."""
     usual = {
         "accuracy": 0.5, "reward": 0.5, "reward/a": 0.5, SAME: 0.1, f"{SAME}/a": 0.1, "kl": 0.1,
@@ -29,11 +31,8 @@ def logged(
         name: value if isinstance(value, list) else [value] * steps
         for name, value in (usual | metrics).items()}
     rows = [{name: lists[name][i] for name in lists} for i in range(steps)]
-    group = [{"completion": text} for text in completions]
-    for row, value in zip(group, paid):
-        row["rewards"] = {"a": value}
-    for row, error in zip(group, errors):
-        row["error"] = error
+    group = [{"completion": text, "correct": right, "error": error}
+             for text, right, error in zip_longest(completions, paid, errors)]
     sample = {"answer": "2", "completions": group}
     files.write(folder / "samples.jsonl", files.as_lines([sample] * steps))
     files.write(folder / "metrics.jsonl", files.as_lines(rows))
@@ -104,14 +103,12 @@ def pruning(rate):
     (NO_ANSWER, "accuracy", 0.11, 0.09, {"answer_not_found": 0.6}),
     # the reward reads in another way
     (NO_ANSWER, "answer_not_found", 0.96, 0.94, {"accuracy": 0.05}),
-    # half of those that the reward or the gold answer calls right; a text may be equal to 2
-    (OTHER_GOLD, "paid", [1.0, 1.5, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0],
-     {"completions": ["<answer>2</answer>", "<answer>2.0</answer>", "<answer>3</answer>", "no"]}),
-    (OTHER_GOLD, "paid", [1.0, 0.0], [0.0, 0.0], {"completions": 2 * ["<answer>2</answer>"]}),
-    (OTHER_GOLD, "completions", 2 * ["<answer>√4</answer>"], 2 * ["<answer>3</answer>"],
-     {"paid": [1.0, 1.0]}),
-    (OTHER_GOLD, "accuracy", RISES, 0.5, {"paid": [0.0]}),
-    (OTHER_GOLD, "options", {"measure": "reward"}, {}, {"paid": [0.0]}),
+    # half of those that the reward or the gold answer calls right; √4 may be equal to 2
+    (OTHER_GOLD, "paid", [True, False, False], [True, False, True],
+     {"completions": ["<answer>2</answer>", "<answer>2.0</answer>", "<answer>3</answer>"]}),
+    (OTHER_GOLD, "completions", ["<answer>√4</answer>"], ["<answer>3</answer>"], {"paid": [True]}),
+    (OTHER_GOLD, "accuracy", RISES, 0.5, {"paid": [False]}),
+    (OTHER_GOLD, "options", {"measure": "reward"}, {}, {"paid": [False]}),
     (FAIL, "errors", [NUMPY] * 2, [NUMPY, "timeout", NUMPY], {"completions": ["no"] * 4}),
     (HARD, f"{SAME}/a", 0.59, 0.61, {"accuracy": 0.09}),
     (HARD, f"{SAME}/a", 0.98, 1.0, {"accuracy": 0.0, "completions": ["3"], "steps": 1}),
@@ -149,7 +146,7 @@ def test_of_several_faults_the_cause_comes_first(tmp_path):
     """Each fault is mended, and the next one appears."""
     faults = {
         "reward_failures": (0.1, "It raises"), "verdict_timeouts": (0.1, "Verdicts"),
-        "paid": ([0.0], OTHER_GOLD[1]),
+        "paid": ([False], OTHER_GOLD[1]),
         SAME: (1.0, "Rewards differ"), "skipped_updates": (0.1, "Updates are skipped"),
         "kept": (0, "No completion is kept"),
         "grad_norm": ([1] * 9 + [999], LARGE[1]), "sampler_logp_diff": (1.0, "Sampler and trainer"),
