@@ -143,8 +143,8 @@ def evaluate(
         records = sample_and_judge(
             sampler, tokenizer, questions, accuracy_reward, how, samples=k, part=part, **options)
         if all(record["score"] is None for record in records):
-            raise UserError("the reward that judges an evaluation applies to none of its "
-                            "questions: name another one first.")
+            raise ranks.AgreedError("the reward that judges an evaluation applies to none of its "
+                                    "questions: name another one first.")
         found[part] = records
         summary["seconds"] = time.perf_counter() - begin
         summary["examples"] = [row for row in records[: 3 * k : k] if row["score"] is not None]

@@ -33,7 +33,7 @@ from engine.base.program import run_program
 from engine.data.questions import rows_of_run
 from engine.model.critic import compute_advantages
 from engine.report import logs
-from engine.report.findings import first_sentence, of_one_step
+from engine.report.findings import of_one_step, tell_first_sentence
 from engine.report.metrics import step_metrics
 from engine.report.plan_command import print_plan
 from engine.report.preview import print_preview
@@ -108,21 +108,10 @@ def train(config, algorithm, device, rows, notes):
     bar = progress.bar(algorithm.name, run.steps, "steps", done=state.step)
     with Interrupt() as interrupt, bar as shown:
         while not run.finished and not interrupt.asked:
-            lr = run.networks.set_learning_rate(run.learning_rate)
-            # the step: its random numbers follow from the seed and its number
-            rng = random.Random(f"{run.seed} {state.step + 1} 0")
-            so_far = TrainingProgress(state.step + 1, run.progress, state.past)
-            step = train_step(parts, run.next_questions(), rng, so_far, run.next_questions)
-            run.count(step)
-            run.look_at_rewards(step)
-            if run.evaluates:
-                scores = evaluate_run(run, "evaluation", run.to_choose, samples=0)
-                step.metrics.update(run.count_evaluation(scores))
-            # the log
-            step.metrics.update(run.measure(step))
-            log.write(state.step, step, lr)
-            logs.show_step(shown, run, step.metrics)
-            log.show(run, step.metrics)
+            with interrupt.saving_first(run):
+                step = next_step(run, parts, log)
+                logs.show_step(shown, run, step.metrics)
+                log.show(run, step.metrics)
             run.refuse_failing_updates()
             # the checkpoint
             interrupt.agree(device)
@@ -132,9 +121,30 @@ def train(config, algorithm, device, rows, notes):
     del parts  # so the networks can leave the memory
     if run.went_too_far:
         notes.append(run.go_back())
-    after = evaluate_run(run, "evaluation after", run.test, path=logs.begin_answers(run))
+    with interrupt.saving_first(run):
+        after = evaluate_run(run, "evaluation after", run.test, path=logs.begin_answers(run))
     logs.write_summary(algorithm, run, after, notes)
     return 0
+
+
+def next_step(run, parts, log):
+    """The next step of a run, which is counted, evaluated if that is due, and logged."""
+    state = run.state
+    lr = run.networks.set_learning_rate(run.learning_rate)
+    # its random numbers follow from the seed and its number
+    rng = random.Random(f"{run.seed} {state.step + 1} 0")
+    so_far = TrainingProgress(state.step + 1, run.progress, state.past)
+    step = train_step(parts, run.next_questions(), rng, so_far, run.next_questions)
+    run.count(step)
+    run.look_at_rewards(step)
+    try:
+        if run.evaluates:
+            scores = evaluate_run(run, "evaluation", run.to_choose, samples=0)
+            step.metrics.update(run.count_evaluation(scores))
+        step.metrics.update(run.measure(step))
+    finally:  # also if its evaluation fails
+        log.write(state.step, step, lr)
+    return step
 
 
 def evaluate_run(run, label, questions, samples=1, path=None):
@@ -190,8 +200,7 @@ def main(argv):
         except (RuntimeError, OSError, FloatingPointError) as error:
             raise as_user_error(error, folder) from None
         finally:
-            if ranks.rank() == 0 and (sentence := first_sentence(folder, steps_before)):
-                progress.note(sentence)
+            tell_first_sentence(folder, steps_before)
     ranks.stop()
     return code
 

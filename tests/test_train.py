@@ -5,6 +5,7 @@ import math
 import random
 import re
 import signal
+import time
 import weakref
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import algorithms
 import eval as evaluation
 import loop.rollout as rollout_module
 import train
@@ -24,6 +26,7 @@ from engine.base.errors import UserError
 from engine.base.progress import Clock
 from engine.data import questions as questions_module
 from engine.model import shards
+from engine.model.folders import checkpoints
 from engine.model.logprobs import Policy
 from engine.model.sampler import Sampler
 from engine.model.sampler_interface import Sampling
@@ -144,6 +147,7 @@ def test_the_sampler_a_rule_and_the_prefixes_draw_from_streams_of_their_own(
     monkeypatch.setattr(Sampler, "sample", sample)
     monkeypatch.setattr(rollout_module, "with_prefixes", with_prefixes)
     monkeypatch.setattr(ranks, "world_size", lambda: 2)
+    monkeypatch.setattr(ranks, "gather", lambda rows: rows)
     algorithm = resolve("cppo", min_prefix=0.5, group_size=4)
     for rank in (0, 1):
         monkeypatch.setattr(ranks, "rank", partial(int, rank))
@@ -368,6 +372,154 @@ def test_a_reference_a_critic_and_the_past_survive_a_resume(
         assert kls[0] == 0 < min(kls[1:])
         # policy and reference have the sampler's temperature
         assert max(row["sampler_logp_diff_max"] for row in rows) < 1e-3
+
+
+# --- a step that fails ---
+
+
+OWN = SimpleNamespace(reward=number_of_digits)  # what fails of one's own
+DAPO = ["--algorithm", "dapo", "--group_size", "4", "--seed", "1"]  # it asks more in a step
+
+
+def own_reward(completions, **columns):
+    return [value % 2 for value in OWN.reward(completions)]
+
+
+@pytest.fixture(scope="module")
+def straight(small, tmp_path_factory):
+    """The result of a run of four steps in which nothing fails."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(begin, "load_rewards", lambda *_: named(own_reward))
+        folder = tmp_path_factory.mktemp("straight")
+        assert go(small, folder, *DAPO, steps=4) == 0
+    assert max(row["rollouts"] for row in metrics_of(folder)) > 1
+    return run_of(folder)
+
+
+def fail_in_step(step, owner, name, failure, patch):
+    """Let this function call failure() in this step of a run."""
+    real, train_step, now = getattr(owner, name), train.train_step, []
+
+    def noting(parts, questions, rng, so_far, more):
+        now.append(so_far.step)
+        return train_step(parts, questions, rng, so_far, more)
+
+    def failing(*words, **options):
+        if now[-1:] == [step]:
+            failure()
+        return real(*words, **options)
+
+    patch.setattr(train, "train_step", noting)
+    patch.setattr(owner, name, failing)
+
+
+def fail(error):
+    raise error
+
+
+def stop_twice():
+    signal.raise_signal(signal.SIGINT)
+    time.sleep(1.1)
+    signal.raise_signal(signal.SIGINT)
+    pytest.fail("it works on")
+
+
+@pytest.mark.parametrize("owner, name, failure, ends", [
+    (OWN, "reward", lambda: 1 / 0, "reward own_reward failed on 8 of 8.*To go on from"),
+    (OWN, "reward", stop_twice, None),
+    (algorithms, "kept_rows", lambda: fail(IndexError("own")), IndexError),
+    pytest.param(Sampler, "sample", lambda: fail(RuntimeError("own")), RuntimeError,
+                 marks=pytest.mark.slow),
+    pytest.param(Policy, "logprobs", lambda: fail(torch.OutOfMemoryError("own")),
+                 "out of memory.*To go on", marks=pytest.mark.slow),
+], ids=["reward", "reward that hangs", "rule", "sampler", "memory"])  # fmt: skip
+def test_if_a_step_fails_the_last_whole_step_is_saved_first(
+    small, straight, tmp_path, monkeypatch, capsys, owner, name, failure, ends
+):
+    """The next checkpoint would be that of step 50. After the resume nothing is missing, and no
+    question is asked twice or left out."""
+    folder = tmp_path / "run"
+    monkeypatch.setattr(begin, "load_rewards", lambda *_: named(own_reward))
+    with monkeypatch.context() as patch:
+        fail_in_step(3, owner, name, failure, patch)
+        if ends is None:
+            assert go(small, folder, *DAPO, steps=4) == 130
+        elif isinstance(ends, str):
+            with pytest.raises(UserError, match=ends):
+                go(small, folder, *DAPO, steps=4)
+        else:
+            with pytest.raises(ends, match="own"):
+                go(small, folder, *DAPO, steps=4)
+    assert [path.name[-1] for path in checkpoints(folder)] == ["0", "2"]
+    said = capsys.readouterr().out
+    assert "saving step 2" in said
+    assert isinstance(ends, str) or "To go on from checkpoint-000002: " in said
+    assert go_on(folder) == 0
+    assert_same(run_of(folder), straight)
+
+
+def assert_same(result, expected):
+    assert result[:2] == expected[:2]
+    torch.testing.assert_close(result[2], expected[2], rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_if_an_update_has_begun_or_the_weights_are_broken_nothing_is_saved(
+    small, straight, tmp_path, monkeypatch, capsys
+):
+    """The run goes on from the checkpoint before."""
+    monkeypatch.setattr(begin, "load_rewards", lambda *_: named(own_reward))
+    second = iter([False, True])
+    for number, (owner, name, failure) in enumerate([
+        (shards, "clip_gradients", lambda: next(second) and 1 / 0),
+        (Sampler, "sample", lambda: fail(FloatingPointError("own"))),
+    ]):  # fmt: skip
+        folder = tmp_path / str(number)
+        with monkeypatch.context() as patch, pytest.raises((ZeroDivisionError, UserError)):
+            fail_in_step(3, owner, name, failure, patch)
+            go(small, folder, *DAPO, steps=4)
+        assert [path.name[-1] for path in checkpoints(folder)] == ["0"]
+        go_on(folder)
+        assert_same(run_of(folder), straight)
+
+
+def test_if_an_evaluation_fails_its_step_is_saved_with_its_line(small, tmp_path, monkeypatch):
+    """That of --eval_every, in step 2, and that after the run, which has a checkpoint already."""
+    folder, real, fails = tmp_path / "run", train.evaluate, []
+
+    def evaluate(*words, label, **more):
+        if label in fails:
+            raise UserError("the reward is wrong.")
+        return real(*words, label=label, **more)
+
+    monkeypatch.setattr(train, "evaluate", evaluate)
+    fails = ["evaluation"]
+    with pytest.raises(UserError, match="wrong[.] To go on from checkpoint-000002"):
+        go(small, folder, "--eval_every", "2")
+    assert [row["step"] for row in metrics_of(folder)] == [1, 2]
+    fails = ["evaluation after"]
+    with pytest.raises(UserError, match="wrong[.] To go on from checkpoint-000003"):
+        go_on(folder)
+    fails = []
+    go_on(folder)
+    assert [row["step"] for row in metrics_of(folder)] == [1, 2, 3]
+    assert json_of(folder / "summary.json")["after"]
+
+
+def test_a_run_goes_on_if_its_custom_metrics_fail(small, tmp_path, capsys):
+    """A tracker that cannot be reached in the steps 2 and 3. It is told once."""
+    hooks = tmp_path / "mine.py"
+    hooks.write_text("def metrics(step):\n"
+                     "    number = step.rollout.step\n"
+                     "    return {'x': 1 / (number not in (2, 3))}\n")
+    folder = tmp_path / "run"
+    for steps in (3, 4):
+        words = ["--hooks", str(hooks)]
+        assert (go(small, folder, *words) if steps == 3 else go_on(folder, "--steps 4")) == 0
+        said = capsys.readouterr().out
+        assert said.count("the custom metrics fail: ") == (steps == 3)
+        assert json_of(folder / "summary.json")["hook_failures"] == 2
+    assert [row.get("custom/x") for row in metrics_of(folder)] == [1, None, None, 1]
 
 
 @pytest.mark.slow

@@ -13,6 +13,10 @@ import torch.distributed as dist
 from engine.base.errors import UserError
 
 
+class AgreedError(UserError):
+    """A UserError that every rank raises at the same place. So they can still save together."""
+
+
 def start():
     """Join the other ranks, if there are any, and return this rank's device. GPUs talk by nccl,
     CPUs by gloo."""

@@ -63,6 +63,7 @@ class Networks:
     critic: Critic | None = None
     # of the policy's model and of the critic, if they compute in bfloat16 (precision.py)
     master_weights: list[torch.nn.Module] | None = None
+    updates: int = 0  # steps of the optimizer that this process has begun
 
     @property
     def model(self):
@@ -80,6 +81,7 @@ class Networks:
 
     def step(self):
         """A step of the optimizer."""
+        self.updates += 1
         self.optimizer.step()
         self.copy_master_weights()
 

@@ -8,6 +8,7 @@ finding names a change for each.
 finding; if there is none, it prints the command of the doctor.
 """
 
+import contextlib
 import json
 import shlex
 from collections import defaultdict, namedtuple
@@ -15,7 +16,7 @@ from pathlib import Path
 from statistics import fmean, mode, pvariance
 
 from answers import gold_answer, same_quantity, to_number
-from engine.base import files, progress
+from engine.base import files, progress, ranks
 from engine.run.folder import options_of
 from engine.scoring.score import read_answer
 
@@ -326,3 +327,11 @@ def first_sentence(run_dir, steps_before=0):
         return None
     command = f"python tools/doctor.py {shlex.quote(str(run_dir))}"
     return f"{said} More: {command}" if said else f"doctor    {command}"
+
+
+def tell_first_sentence(run_dir, steps_before):
+    """Print the `first_sentence`, on the first rank, if anybody reads the output."""
+    sentence = first_sentence(run_dir, steps_before) if ranks.rank() == 0 else None
+    if sentence:
+        with contextlib.suppress(BrokenPipeError):
+            progress.note(sentence)

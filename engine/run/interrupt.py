@@ -1,21 +1,24 @@
 """Signals and failures: how a run ends early."""
 
+import contextlib
 import signal
 import time
+from dataclasses import replace
 
 import torch
 
 from engine.base import progress, ranks
 from engine.base.errors import CANNOT_WRITE, UserError, one_line
+from engine.run import checkpoint
 from engine.run.folder import how_to_resume
 
 
 class Interrupt:
     """After Ctrl-C, or a scheduler's SIGTERM, the run finishes its step and ends. A second one ends
-    it at once.
+    the step at once, a third one also the saving of the step before.
 
-    After Ctrl-C torchrun passes on a signal too. So a signal within a second of the first does not
-    count.
+    After Ctrl-C torchrun passes on a signal too. So a signal within a second of one that counts
+    does not count.
     """
 
     def __enter__(self):
@@ -29,11 +32,35 @@ class Interrupt:
             signal.signal(number, handler)
 
     def note(self, number, frame):
+        now = time.monotonic()
         if not self.noted:
-            self.noted, self.when = number, time.monotonic()
+            self.noted, self.when = number, now
             progress.note("finishing this step; once more to stop now")
-        elif time.monotonic() > self.when + 1:
+        elif now > self.when + 1:
+            self.when = now
             raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def saving_first(self, run):
+        """If what is done in here fails, for example in a reward, or if a second signal ends it,
+        the last whole step is saved before the run ends, and a sentence says how to go on."""
+        before, updates = replace(run.state), run.networks.updates
+        try:
+            yield
+        except (Exception, KeyboardInterrupt) as error:
+            whole = True
+            if run.state.step == before.step:  # the new step has not come to its end
+                run.state = before
+                whole = run.networks.updates == updates
+            if whole and can_be_saved(error):
+                save_last_step(run)
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            found = as_user_error(error, run.config.run.output_dir)
+            if found is error:  # a traceback follows
+                progress.note(how_to_resume(run.config.run.output_dir))
+                raise
+            raise found from None
 
     def agree(self, device):
         """Tell all ranks what one rank was asked. No rank obeys before, so all ranks end after the
@@ -47,10 +74,30 @@ class Interrupt:
         return 130 if self.asked == signal.SIGINT else 0
 
 
+def can_be_saved(error):
+    """Whether a run can be saved after this error: its networks are good, the disk can be written,
+    and all ranks have the same error, because they save together."""
+    broken = isinstance(error, FloatingPointError) or getattr(error, "errno", None) in CANNOT_WRITE
+    return not broken and (ranks.world_size() == 1 or isinstance(error, ranks.AgreedError))
+
+
+def save_last_step(run):
+    """Save the last whole step, unless it has a checkpoint already."""
+    path = checkpoint.path_of(run.config.run.output_dir, run.state.step)
+    if ranks.from_first(path.exists()):
+        return
+    with contextlib.suppress(BrokenPipeError):  # nobody reads the output any more
+        progress.note(f"saving step {run.state.step}")
+    with contextlib.suppress(UserError):  # a note has told why it could not be saved
+        run.save(last=True)
+
+
 def as_user_error(error, run_dir):
-    """A UserError, if the user can change what the error means, or if another rank has ended; else
-    the error."""
-    if isinstance(error, torch.OutOfMemoryError):
+    """A UserError that says how to go on, if the user can change what the error means, or if
+    another rank has ended; else the error."""
+    if isinstance(error, UserError):
+        reason = str(error)
+    elif isinstance(error, torch.OutOfMemoryError):
         reason = f"out of memory ({one_line(error)}): `--plan` shows what takes it."
     elif isinstance(error, FloatingPointError):
         reason = ("the model's logits are no longer finite, because its updates were too large: "

@@ -50,6 +50,7 @@ class State:
     # of --eval_every: the step and its accuracy, or its mean reward
     best: dict = field(default_factory=dict)
     evaluation_seconds: float = 0.0  # of --eval_every
+    hook_failures: int = 0  # steps whose custom metrics failed
 
 
 @dataclass
@@ -65,7 +66,7 @@ class Run:
     networks: Networks
     reward_functions: list[Reward]
     accuracy_reward: Callable  # the reward that says whether a completion is right
-    measure: Callable  # of hooks.py
+    custom_metrics: Callable  # of hooks.py
     micro_batch_tokens: int  # on this device
     better: dict = field(default_factory=dict)  # than state.best: a model that is not saved yet
 
@@ -124,8 +125,9 @@ class Run:
             asked += [questions[number] for number in numbers if number in questions]
             skipped = self.state.position - start - len(asked)
             if skipped > len(self.questions):
-                raise UserError("almost all questions that are asked next have prompts that are "
-                                "too long: raise --max_prompt_tokens.")
+                raise ranks.AgreedError(
+                    "almost all questions that are asked next have prompts that are too long: "
+                    "raise --max_prompt_tokens.")
         if skipped and not self.state.skipped_questions:
             progress.note(f"note: a question of {self.questions.name} is left out, because its "
                           f"prompt is longer than {self.questions.max_prompt_tokens} tokens, or "
@@ -170,6 +172,16 @@ class Run:
             state.skipped_in_a_row = state.skipped_in_a_row + 1 if skipped else 0
         if self.algorithm.k_by_difficulty:
             state.past += ranks.gather(of_step.rollout.total.mean(1).tolist())
+
+    def measure(self, of_step):
+        """{custom/NAME: number} of a Step. If they fail, the run goes on: nothing depends on them.
+        """
+        numbers, problems = self.custom_metrics(of_step)
+        if problems and not self.state.hook_failures:
+            progress.note(f"note: the custom metrics fail: {problems[0]} The run goes on without "
+                          "them, and summary.json counts the steps in which they fail.")
+        self.state.hook_failures += bool(problems)
+        return numbers
 
     def look_at_rewards(self, of_step):
         """From the first value on that is no verdict nothing is called right or wrong."""

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 import rewards
 from answers import after_thoughts, extract_answer, extract_code, last_number
+from engine.base import ranks
 from engine.base.errors import UserError, with_place
 from engine.base.files import builtin_or_custom
 from judges.mathematics import math_accuracy
@@ -214,17 +215,22 @@ def score(reward_functions, texts, columns):
     than numbers is called again, for each completion by itself. If it fails again, that completion
     gets the lowest value that the reward gives to any of these texts, and at most 0. So a policy
     that learns how to make a reward fail gains nothing. If the completion were left out of its
-    group, the failure would cost nothing either, and the policy would not learn to avoid it. Raises
-    UserError if a reward fails on all of several completions, hangs on many, or returns another
-    number of values, NaN or infinity.
+    group, the failure would cost nothing either, and the policy would not learn to avoid it. Every
+    rank calls this. Raises AgreedError, on every rank, if on one of them a reward fails on all of
+    several completions, hangs on many, or returns another number of values, NaN or infinity.
     """
-    if not texts:  # a device without a question: there are no columns, either
-        return {reward.name: torch.zeros(0) for reward in reward_functions}, 0
-    scores, failures = {}, 0
-    for reward in reward_functions:
-        values, error = reward_values(reward, texts, columns)
+    scores = {reward.name: torch.zeros(len(texts)) for reward in reward_functions}
+    failures, problems = 0, []
+    # a device without a question has no columns, either
+    for reward in reward_functions if texts else ():
+        try:
+            values, error = reward_values(reward, texts, columns)
+            if error:
+                values = one_by_one(reward, texts, columns, error)
+        except UserError as problem:
+            problems = [str(problem)]
+            break
         if error:
-            values = one_by_one(reward, texts, columns, error)
             lowest = min([0.0, *(value for value in values if value is not None)])
             failed = values.count(None)
             values = [lowest if value is None else value for value in values]
@@ -235,4 +241,7 @@ def score(reward_functions, texts, columns):
                 f"the lowest value, {lowest:g}."
             )
         scores[reward.name] = torch.tensor(values, dtype=torch.float32)
+    problems = ranks.gather(problems)
+    if problems:
+        raise ranks.AgreedError(problems[0])
     return scores, failures

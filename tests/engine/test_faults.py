@@ -19,7 +19,7 @@ import torch
 
 from engine.model.folders import checkpoints
 from engine.run import checkpoint
-from tests.helpers.runs import ENVIRONMENT, free_port, metrics_of
+from tests.helpers.runs import ENVIRONMENT, ROOT, free_port, metrics_of
 
 pytestmark = pytest.mark.slow
 
@@ -92,6 +92,17 @@ def test_a_job_that_is_killed_and_preempted_goes_on_from_its_last_checkpoint(
     assert result(tmp_path) == result(undisturbed)  # no step is missing, none is there twice
 
 
+def test_a_reward_that_fails_on_one_rank_ends_all_and_the_last_whole_step_is_saved(
+    small, undisturbed, tmp_path
+):
+    words = command(small, "--save_every 50", faults=["refuse score 1 4"])
+    code, said = finished(words, tmp_path)
+    assert code != 0 and "error: the reward is wrong. To go on from checkpoint-000003: " in said
+    assert said.count("Traceback") == 1  # torchrun's own
+    job(tmp_path, small, "--resume")
+    assert result(tmp_path) == result(undisturbed)
+
+
 def test_one_rank_out_of_memory_and_one_with_bad_gradients(small, undisturbed, tmp_path):
     """The first cuts its micro-batches smaller, and the update is what it would have been; the
     second makes all skip."""
@@ -110,6 +121,22 @@ def test_all_ranks_stop_at_the_same_kl_and_evaluate_the_checkpoint_from_before(s
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["checkpoint"] == "run/checkpoint-000002" and summary["after"]
     assert [row["step"] for row in metrics_of(tmp_path / "run")] == [1, 2, 3, 4]
+
+
+def test_a_closed_pipe_saves_the_last_whole_step_and_says_how_to_go_on(small, tmp_path):
+    words = command(small, "--save_every 50", steps=40)
+    process = subprocess.Popen(
+        [sys.executable, ROOT / "train.py", *words[words.index("--model"):]], cwd=tmp_path,
+        env=os.environ | ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    for line in process.stdout:
+        if line.startswith("      1 "):
+            break
+    process.stdout.close()  # as head does
+    said = process.stderr.read()
+    assert process.wait(timeout=120) == 2
+    [_, newest] = checkpoints(tmp_path / "run")
+    assert f"has ended. To go on from {newest.name}: python" in said
+    assert metrics_of(tmp_path / "run")[-1]["step"] == int(newest.name[-2:]) > 1
 
 
 def may_mount():
@@ -149,13 +176,15 @@ def test_two_nodes_train_as_one_node_with_two_devices(small, undisturbed, tmp_pa
 if __name__ == "__main__":
     import train
     from engine.base import ranks
+    from engine.base.errors import UserError
     from engine.base.program import run_program
     from engine.model.sampler import Sampler
+    from engine.scoring import score
     from loop import update
 
     places = {
         "sample": (Sampler, "sample"), "update": (update, "accumulate"),
-        "save": (checkpoint, "tensors_of"),
+        "save": (checkpoint, "tensors_of"), "score": (score, "reward_values"),
     }
     signals = {"kill": signal.SIGKILL, "preempt": signal.SIGTERM}
     now = {"step": 0}
@@ -181,6 +210,8 @@ if __name__ == "__main__":
                 os.kill(os.getpid(), signals[effect])
             if effect == "memory":
                 raise torch.OutOfMemoryError("out of memory")
+            if effect == "refuse":
+                raise UserError("the reward is wrong.")
             done = real(*words, **options)
             if effect == "nan":
                 next(words[0].model.parameters()).grad[0] = torch.nan

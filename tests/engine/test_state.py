@@ -16,7 +16,7 @@ def made(**options):
     """A run after 1 step and 4 of 40 questions."""
     config, algorithm = config_of(options)
     state = State("model", "data", devices=1, step=1, position=4)
-    return Run(config, algorithm, state, [{}] * 40, [], [], None, [], None, lambda step: {}, 2048)
+    return Run(config, algorithm, state, [{}] * 40, [], [], None, [], None, None, 2048)
 
 
 # the numbers ahead: all that are left, or one step's
