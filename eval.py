@@ -45,7 +45,6 @@ from engine.scoring.score import (
     reward_columns,
     score,
 )
-from judges.mathematics import COUNTS
 from scores import summarize, verdict
 from tasks.table import TASKS, base_model, task_of
 
@@ -129,7 +128,7 @@ def evaluate(
     mean comes in place of these.
     options: batch_size, seed, label, path and earlier, as for `sample_and_judge`.
     Returns {"greedy": …, "sampled": …, "seconds": of the sampled part, "examples": 3 questions,
-    "measure": …, "verdict_timeouts": share of the verdicts}; {} without a question.
+    "measure": …}; {} without a question.
     """
     if not questions:
         return {}
@@ -137,7 +136,6 @@ def evaluate(
     if samples:
         parts.append(("sampled", samples, sampling))
     summary, found = {}, {}
-    before = COUNTS["timeouts"]
     for part, k, how in parts:
         begin = time.perf_counter()
         records = sample_and_judge(
@@ -152,8 +150,6 @@ def evaluate(
     if measure == "reward" and is_custom(accuracy_reward):
         key = "score"
     summary["measure"] = "reward" if key == "score" else "accuracy"
-    timeouts = sum(ranks.gather([COUNTS["timeouts"] - before]))
-    summary["verdict_timeouts"] = timeouts / sum(map(len, found.values()))
     for part, records in found.items():
         summary[part] = summarize(records, partial(answer_of, accuracy_reward.__name__), key)
     return summary

@@ -207,24 +207,19 @@ def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(
     assert (advantages.view(3, 4).std(1) > 0).all()
 
 
-@pytest.mark.parametrize("algorithm, fourth, rollouts", [("grpo", "2", 1), ("dapo", "3", 2)])
-def test_verdicts_that_run_out_of_time_are_counted(
-    step_inputs, monkeypatch, algorithm, fourth, rollouts
-):
-    """Of each group of four three run out. If the fourth has another reward, DAPO does not sample
-    again."""
+def test_verdicts_that_run_out_of_time_are_counted(step_inputs, monkeypatch):
+    """In each rollout of a step. Of each group of four one is judged."""
     monkeypatch.setattr(
         mathematics, "_ask_verifier", lambda gold, given: "wrong" if "3" in given else "")
 
     def reward(completions, **columns):
-        texts = [f"\\boxed{{\\sqrt{{{sign}}}}}" for sign in ("5", "7", "11", fourth)]
+        texts = [f"\\boxed{{\\sqrt{{{number}}}}}" for number in (5, 7, 11, 3)]
         count = len(completions)
         return mathematics.math_accuracy(texts * (count // 4), ["\\sqrt{2}"] * count)
 
     options = {"group_size": 4, "max_rollouts": 2}
-    metrics = run_step(step_inputs, [reward], algorithm, **options).metrics
-    assert metrics["verdict_timeouts"] == 0.75
-    assert metrics["rollouts"] == rollouts and metrics["accuracy"] == (fourth == "2") / 4
+    metrics = run_step(step_inputs, [reward], "dapo", **options).metrics
+    assert metrics["rollouts"] == 2 and metrics["verdict_timeouts"] == 0.75
 
 
 def every_second_is_right(completions, **columns):

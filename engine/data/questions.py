@@ -65,22 +65,18 @@ class Questions:
         A row is left out if its prompt is longer than `max_prompt_tokens`, or something is empty.
         No prompt is cut, because its end holds the question and the header of the assistant's turn.
         """
+        examples = task_of(self.name).examples
         # a chat template writes the special tokens itself
         plain_text = self.tokenizer.chat_template is None
         questions = {}
         for number, row in self.complete(numbers).items():
             row = self.without_given_answer(row)
-            text = self.text_of(row)
+            text = prompt_text(
+                self.tokenizer, row, self.system_prompt, examples, self.template_options)
             prompt = self.tokenizer(text, add_special_tokens=plain_text).input_ids
             if 1 <= len(prompt) <= self.max_prompt_tokens:
                 questions[number] = {**row, "prompt": prompt, "begun": begun(text, row)}
         return questions
-
-    def text_of(self, row):
-        """The prompt of a row as text."""
-        examples = task_of(self.name).examples
-        return prompt_text(
-            self.tokenizer, row, self.system_prompt, examples, self.template_options)
 
     def without_given_answer(self, row):
         """The same row. A chat that ends with the solution, a turn of the assistant that is a right
@@ -140,11 +136,9 @@ class Questions:
         return short_hash([content, self.system_prompt, template, self.template_options])
 
     def first_prompt(self):
-        """A short name for the prompt of the first row, however long it is. It tells a resumed run
-        whether its prompts are still the same."""
-        rows = self.complete(range(min(100, len(self))))
-        texts = [self.text_of(self.without_given_answer(row)) for row in [*rows.values()][:1]]
-        return short_hash(texts)
+        """A short name for the first prompt. It tells a resumed run whether its prompts are still
+        the same."""
+        return short_hash(self.first()["prompt"])
 
 
 def load_questions(name, tokenizer, *, split="train", limit=None, **prompts):

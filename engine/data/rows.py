@@ -189,8 +189,7 @@ def open_file(name, split="train", columns=None):
     if not path.is_file():
         dataset = load_dataset(name, name, split=split)
         rows = Rows(dataset, find_columns(dataset, name, named))
-        files = [file for file in sorted(path.rglob("*"))
-                 if format_of(str(file)) or file.suffix == ".arrow"]
+        files = [file for file in sorted(path.rglob("*")) if format_of(str(file))]
         if files:
             rows.fingerprint = " ".join([split, *map(digest, files)])
         return rows

@@ -120,10 +120,6 @@ def setting_of(config, benchmark, questions, sampling, dtype):
 def write_scores(path, setting, asked, notes, summary):
     """Write the scores beside the answers, which are at `path`, and print them."""
     scores = path.with_suffix(".json")
-    share = summary["verdict_timeouts"]
-    if share > 0.01:
-        notes.append(f"math_accuracy ran out of time on {share:.1%} of the answers, which count as "
-                     "wrong.")
     content = setting | {"of_the_run": asked, "notes": notes} | summary
     files.write(scores, files.as_json(content, indent=2))
     print(f"\n{setting['benchmark']}: {setting['questions']} questions{asked}, judged by "

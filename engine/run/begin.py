@@ -22,7 +22,8 @@ from engine.scoring.score import choose_accuracy_reward, load_rewards
 
 PROJECT = Path(__file__).parents[2]
 # what an accuracy depends on: accuracies that were measured with others cannot be compared
-MEASURED_WITH = ("eval_dataset", "eval_questions", "rewards", "max_new_tokens", "stop")
+MEASURED_WITH = ("eval_dataset", "eval_questions", "rewards", "max_new_tokens", "stop",
+                 "system_prompt", "chat_template_kwargs")
 
 
 # --- its options ---
@@ -60,8 +61,8 @@ def saved_options(chosen):
         raise UserError(
             f"{run_dir} was started by another version of train.py, with other options "
             f"({', '.join(sorted(other))}): finish it with that version, or start a new run.")
-    fixed = ("model", "algorithm", "dataset", "columns", "system_prompt", "chat_template_kwargs",
-             "group_size", "questions_per_step", "seed", "lora", "eval_every")
+    fixed = ("model", "algorithm", "dataset", "columns", "group_size", "questions_per_step", "seed",
+             "lora", "eval_every")
     if saved["eval_every"] or compose(Config, saved).data.tested:
         fixed += MEASURED_WITH
     for name in fixed:
@@ -121,7 +122,8 @@ def notes_on_resume(run_dir, saved, state):
         raise UserError(f"{run_dir} was started by another version of train.py, which compares "
                         "data sets in another way: finish it with that version, or start a new "
                         "run.")
-    for name, what in [("source", "model"), ("data", "data set or chat template")]:
+    of_prompts = "data set, system prompt or chat template"
+    for name, what in [("source", "model"), ("data", of_prompts)]:
         was, now = saved[name], getattr(state, name)
         if was != now:
             raise UserError(f"{run_dir} was started with another {what} ({was}, not {now}): put "

@@ -66,19 +66,6 @@ def test_a_run_whose_fingerprint_has_another_form_is_of_another_version(words, f
         go_on(RUN, "--steps 2")
 
 
-@pytest.mark.parametrize("changed", [
-    {"system_prompt": "x"}, {"chat_template_kwargs": {"x": 1}},
-])
-def test_what_prompts_are_made_of_cannot_change(words, changed):
-    """Also of a run that is not evaluated. The sentence names the option."""
-    [(name, value)] = changed.items()
-    saved = json_of(RUN / "run.json") | {"eval_questions": 0}
-    files.write(RUN / "run.json", files.as_json(saved))
-    word = value if isinstance(value, str) else files.as_json(value).strip()
-    with pytest.raises(UserError, match=f"was started with --{name} .*, not .*x"):
-        train.main(["--output_dir", "run", "--resume", f"--{name}", word])
-
-
 # --- the lock ---
 
 

@@ -233,54 +233,40 @@ def test_only_what_is_asked_is_read(tokenizer):
 
 def test_the_fingerprint_covers_what_prompts_are_made_of_and_no_date(tokenizer, monkeypatch):
     """The templates of Llama 3.2 and gpt-oss write today's date."""
-    tokenizer.add_tokens(list("sua;"))
     dated = "{{ strftime_now('%d') }}" + TURNS
-    changes = [{}, {"rows": [ONE | {"answer": "3"}]}, {"system_prompt": "5"},
-               {"template": dated + "1"}, {"options": {"add_generation_prompt": False}}]
-    found, prompts = set(), set()
-    for day in (1, 1, 2):
+    found = []
+    for day in (1, 2):
         on_day(day, monkeypatch)
-        for change in changes:
-            chosen = {"rows": [ONE], "system_prompt": "4", "template": dated, "options": {}}
-            chosen |= change
-            tokenizer.chat_template = chosen.pop("template")
-            options = chosen.pop("options")
+        for rows, system_prompt, template, options in [
+            ([ONE], "4", dated, {}), ([ONE | {"answer": "3"}], "4", dated, {}),
+            ([ONE], "5", dated, {}), ([ONE], "4", TURNS, {}), ([ONE], "4", dated, {"messages": 1}),
+        ]:  # fmt: skip
+            tokenizer.chat_template = template
             questions = Questions(
-                name="toy", tokenizer=tokenizer, template_options=options, **chosen)
-            found.add(questions.fingerprint())
-            if not change:
-                text = tokenizer.decode(questions.first()["prompt"])
-                prompts.add((text, questions.first_prompt()))
-    assert len(found) == len(changes)
-    (one, name), (two, other) = sorted(prompts)
-    assert [one, two] == ["01s4;u1+1=?;a", "02s4;u1+1=?;a"] and name != other
+                rows, "toy", tokenizer, system_prompt, template_options=options)
+            found.append(questions.fingerprint())
+    assert found[:5] == found[5:] and len({*found}) == 5
 
 
 def test_a_run_whose_template_writes_the_date_goes_on_on_another_day(
     loaded, tmp_path, monkeypatch, capsys
 ):
     """One note says that its prompts have changed."""
-    model, tokenizer = loaded
-    tokenizer.chat_template = "{{ strftime_now('%d') }}+{{ messages[-1].content }}"
+    loaded[1].chat_template = "{{ strftime_now('%d') }}+{{ messages[-1].content }}"
     for part in loaded:
         part.save_pretrained(tmp_path / "model")
     folder = tmp_path / "run"
-    said = []
-    for day, step in ((1, 1), (1, 2), (2, 3), (2, 4)):
+    on_day(1, monkeypatch)
+    run(tmp_path / "model", folder, "--questions_per_step 1 --group_size 4 --steps 1 "
+        "--max_new_tokens 4 --eval_questions 0")
+    for day, steps in ((1, 2), (2, 3), (2, 4)):
         on_day(day, monkeypatch)
-        if step == 1:
-            run(tmp_path / "model", folder, "--questions_per_step 1 --group_size 4 --steps 1 "
-                "--max_new_tokens 4 --eval_questions 0")
-        else:
-            go_on(folder, f"--steps {step}")
-        said.append("the chat template writes other prompts" in capsys.readouterr().out)
-    assert said == [False, False, True, False]
+        capsys.readouterr()
+        go_on(folder, f"--steps {steps}")
+        noted = "the chat template writes other prompts" in capsys.readouterr().out
+        assert noted == (steps == 3)
     prompts = [row["prompt"][:3] for row in read_lines(folder / "samples.jsonl")]
     assert prompts == ["01+", "01+", "02+", "02+"]
-    (folder / "checkpoint-000004/chat_template.jinja").write_text("{{ messages[-1].content }}")
-    (folder / "checkpoint-000004/checksums.json").write_text("{}")  # it is whole
-    with pytest.raises(UserError, match="another data set or chat template"):
-        go_on(folder, "--steps 5")
 
 
 def on_day(day, monkeypatch):
