@@ -277,8 +277,8 @@ def resolve(
 ):
     """The Algorithm of a run: the row `name` with the options of the run.
 
-    keep: a name of KEEP, or a function. token_weights, scale_rewards: names of TOKEN_WEIGHTS and of
-    SCALE_REWARDS. questions_per_step: B of a device, before allocation. sampler_correction: a name
+    keep: a name of KEEP, or a function. token_weights: a name of TOKEN_WEIGHTS, or a function.
+    scale_rewards: a name of SCALE_REWARDS. questions_per_step: B of a device, before allocation. sampler_correction: a name
     of CORRECTIONS. changed: fields of the row. None: the row's own.
     Raises AssertionError if the pruning rate keeps nothing.
     """
@@ -286,8 +286,10 @@ def resolve(
     rule = keep or row.keep
     given = {option: value for option, value in changed.items() if value is not None}
     given.setdefault("pruning_rate", usual_pruning_rate(row, rule))
+    if isinstance(token_weights, str):
+        token_weights = TOKEN_WEIGHTS.get(token_weights)  # None: a function of the row's own
     if token_weights:
-        given["token_weights"] = TOKEN_WEIGHTS.get(token_weights, row.token_weights)
+        given["token_weights"] = token_weights
     if scale_rewards:
         given["advantages"] = SCALE_REWARDS[scale_rewards]
         given["over_all_devices"] = scale_rewards == "batch"
