@@ -164,9 +164,9 @@ def check(chosen):
     config = compose(EvaluationOptions, as_in_the_run(chosen))
     config.benchmark = config.benchmark or ["toy"]
     if config.best:
-        if not Path(config.model, BEST).is_dir():
-            raise UserError(f"{config.model} has no best checkpoint, because it was not trained "
-                            "with --eval_every: leave out --best.")
+        if config.run and not Path(config.model, BEST).is_dir():
+            raise UserError(f"{config.model} has no best checkpoint, which needs a run with "
+                            "--eval_every: leave out --best.")
         config.model += f"/{BEST}"
     for name in config.benchmark:
         check_dataset(name, config.model)

@@ -10,6 +10,8 @@ from engine.base.errors import UserError
 from engine.data.questions import load_questions
 from engine.model.sampler import Sampler
 from engine.model.sampler_interface import Sampling
+from engine.options.command_line import flat
+from engine.options.config import config_of
 from tasks.table import SYSTEM_PROMPT
 from tests.engine.test_ranks import torchrun
 from tests.helpers.runs import ROOT, json_of
@@ -56,6 +58,7 @@ def go(small, folder, *words):
 
 
 def test_a_run_without_a_best_checkpoint_is_told_so(tmp_path):
+    files.write(tmp_path / "run.json", files.as_json(flat(config_of({})[0])))
     with pytest.raises(UserError, match=f"{tmp_path} has no best checkpoint.*--eval_every"):
         evaluation.main(["--model", str(tmp_path), "--best"])
 
