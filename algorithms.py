@@ -278,8 +278,8 @@ def resolve(
     """The Algorithm of a run: the row `name` with the options of the run.
 
     keep: a name of KEEP, or a function. token_weights: a name of TOKEN_WEIGHTS, or a function.
-    scale_rewards: a name of SCALE_REWARDS. questions_per_step: B of a device, before allocation. sampler_correction: a name
-    of CORRECTIONS. changed: fields of the row. None: the row's own.
+    scale_rewards: a name of SCALE_REWARDS. questions_per_step: B of a device, before allocation.
+    sampler_correction: a name of CORRECTIONS. changed: fields of the row. None: the row's own.
     Raises AssertionError if the pruning rate keeps nothing.
     """
     row = ALGORITHMS[name]

@@ -184,6 +184,29 @@ def test_the_advantages_of_a_run_are_those_of_the_groups_of_all_devices(name, mo
     assert bool(asked) == (name in OVER_ALL_DEVICES), is_new(name, "OVER_ALL_DEVICES")("")
 
 
+def test_scale_rewards_says_what_the_advantages_are_divided_by():
+    rollout = a_rollout(torch.tensor([[1.0, 0, 0, 3], [2, 2, 0, 1]]))
+    centred = rollout.total - rollout.total.mean(1, keepdim=True)
+    expected = {"group": centred / (rollout.total.std(1, keepdim=True) + 1e-4),
+                "batch": centred / (rollout.total.std() + 1e-4), "none": centred}
+    for scale, advantages in expected.items():
+        algorithm = resolve("cppo", scale_rewards=scale)
+        torch.testing.assert_close(algorithm.advantages(rollout), advantages)
+        assert algorithm.over_all_devices == (scale == "batch")
+
+
+def test_token_weights_says_how_much_each_token_counts():
+    """Of completions with 3 and 1 tokens, in a batch of 8 completions with 20 tokens, of 5 at
+    most."""
+    mask = torch.tensor([[1.0, 1, 1], [1, 0, 0]])
+    lengths = torch.tensor([[3.0], [1]])
+    expected = {"sequence_mean": mask / (8 * lengths), "token_mean": mask / 20,
+                "constant": mask / (8 * 5)}
+    for name, weights in expected.items():
+        algorithm = resolve("dapo", token_weights=name)
+        torch.testing.assert_close(algorithm.token_weights(mask, 8, 20, 5), weights)
+
+
 def test_gfpos_adaptive_k_keeps_its_own_number_of_each_question():
     """So the advantages are taken over 4, 8 and 6 completions."""
     ks, rewards = [4, 8, 6], seeded(3, 10)

@@ -36,6 +36,10 @@ BAD = """
 --keep mine/by_length.py:rule
 --algorithm gppo
 --algorithm ppo --keep random
+--algorithm ppo --token_weights constant
+--algorithm gspo --token_weights constant
+--algorithm pods --scale_rewards none
+--algorithm rloo --scale_rewards group
 --algorithm ppo --pruning_rate 0.5
 --algorithm ppo --allocation true
 --algorithm gfpo_adaptive --pruning_rate 0.5
