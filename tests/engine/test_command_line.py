@@ -131,7 +131,7 @@ def test_a_name_of_trl_or_verl_that_is_only_like_another_one_does_not_lead_to_it
     assert str(refused.value).endswith((f"is here {known}. See docs/names.md.", f": {known}."))
 
 
-@pytest.mark.parametrize("here", set(NAMES.values()))
+@pytest.mark.parametrize("here", sorted(set(NAMES.values())))
 def test_what_stands_here_for_a_name_of_trl_or_verl_is_there(here):
     option = re.match(r"--(\w+)|no option, (?:but|because) ", here)
     assert option[1] is None or option[1] in flat(RunConfig())
