@@ -38,29 +38,33 @@ class Interrupt:
             progress.note("finishing this step; once more to stop now")
         elif now > self.when + 1:
             self.when = now
+            progress.note("stopping this step; once more to stop without saving")
             raise KeyboardInterrupt
 
     @contextlib.contextmanager
     def saving_first(self, run):
         """If what is done in here fails, for example in a reward, or if a second signal ends it,
-        the last whole step is saved before the run ends, and a sentence says how to go on."""
+        the last whole step is saved before the run ends.
+
+        If an update of the next step has begun, it is too late. If there are several ranks, all
+        must have failed, because they save together.
+        """
         before, updates = replace(run.state), run.networks.updates
         try:
             yield
+        except FloatingPointError:  # the weights are broken
+            raise
         except (Exception, KeyboardInterrupt) as error:
-            whole = True
-            if run.state.step == before.step:  # the new step has not come to its end
+            counted = run.state.step > before.step
+            if not counted:
                 run.state = before
-                whole = run.networks.updates == updates
-            if whole and can_be_saved(error):
+            whole = counted or run.networks.updates == updates
+            if whole and (ranks.world_size() == 1 or isinstance(error, ranks.AgreedError)):
                 save_last_step(run)
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            found = as_user_error(error, run.config.run.output_dir)
-            if found is error:  # a traceback follows
-                progress.note(how_to_resume(run.config.run.output_dir))
-                raise
-            raise found from None
+            if isinstance(error, UserError):
+                again = how_to_resume(run.config.run.output_dir)
+                raise UserError(f"{error} {again}") from None
+            raise
 
     def agree(self, device):
         """Tell all ranks what one rank was asked. No rank obeys before, so all ranks end after the
@@ -74,30 +78,18 @@ class Interrupt:
         return 130 if self.asked == signal.SIGINT else 0
 
 
-def can_be_saved(error):
-    """Whether a run can be saved after this error: its networks are good, the disk can be written,
-    and all ranks have the same error, because they save together."""
-    broken = isinstance(error, FloatingPointError) or getattr(error, "errno", None) in CANNOT_WRITE
-    return not broken and (ranks.world_size() == 1 or isinstance(error, ranks.AgreedError))
-
-
 def save_last_step(run):
-    """Save the last whole step, unless it has a checkpoint already."""
+    """Save a run, unless its last step has a checkpoint already."""
     path = checkpoint.path_of(run.config.run.output_dir, run.state.step)
-    if ranks.from_first(path.exists()):
-        return
-    with contextlib.suppress(BrokenPipeError):  # nobody reads the output any more
-        progress.note(f"saving step {run.state.step}")
-    with contextlib.suppress(UserError):  # a note has told why it could not be saved
-        run.save(last=True)
+    if not ranks.from_first(path.exists()):
+        with contextlib.suppress(UserError):  # a note has told why it could not be saved
+            run.save(last=True)
 
 
 def as_user_error(error, run_dir):
-    """A UserError that says how to go on, if the user can change what the error means, or if
-    another rank has ended; else the error."""
-    if isinstance(error, UserError):
-        reason = str(error)
-    elif isinstance(error, torch.OutOfMemoryError):
+    """A UserError, if the user can change what the error means, or if another rank has ended; else
+    the error."""
+    if isinstance(error, torch.OutOfMemoryError):
         reason = f"out of memory ({one_line(error)}): `--plan` shows what takes it."
     elif isinstance(error, FloatingPointError):
         reason = ("the model's logits are no longer finite, because its updates were too large: "

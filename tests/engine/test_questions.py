@@ -231,27 +231,22 @@ def test_only_what_is_asked_is_read(tokenizer):
     assert [*asked] == [900, 7] and tokenizer.decode(asked[7]["prompt"]) == "7+1=?"
 
 
-def test_the_fingerprint_covers_what_prompts_are_made_of_and_no_date(tokenizer, monkeypatch):
-    """The templates of Llama 3.2 and gpt-oss write today's date."""
-    dated = "{{ strftime_now('%d') }}" + TURNS
-    found = []
-    for day in (1, 2):
-        on_day(day, monkeypatch)
-        for rows, system_prompt, template, options in [
-            ([ONE], "4", dated, {}), ([ONE | {"answer": "3"}], "4", dated, {}),
-            ([ONE], "5", dated, {}), ([ONE], "4", TURNS, {}), ([ONE], "4", dated, {"messages": 1}),
-        ]:  # fmt: skip
-            tokenizer.chat_template = template
-            questions = Questions(
-                rows, "toy", tokenizer, system_prompt, template_options=options)
-            found.append(questions.fingerprint())
-    assert found[:5] == found[5:] and len({*found}) == 5
+def test_the_fingerprint_covers_what_prompts_are_made_of(tokenizer):
+    found = set()
+    for rows, system_prompt, template, options in [
+        ([ONE], "4", TURNS, {}), ([ONE | {"answer": "3"}], "4", TURNS, {}),
+        ([ONE], "5", TURNS, {}), ([ONE], "4", NO_SYSTEM, {}), ([ONE], "4", TURNS, {"messages": 1}),
+    ]:  # fmt: skip
+        tokenizer.chat_template = template
+        questions = Questions(rows, "toy", tokenizer, system_prompt, template_options=options)
+        found.add(questions.fingerprint())
+    assert len(found) == 5
 
 
 def test_a_run_whose_template_writes_the_date_goes_on_on_another_day(
     loaded, tmp_path, monkeypatch, capsys
 ):
-    """One note says that its prompts have changed."""
+    """As the templates of Llama 3.2 and gpt-oss do. One note says that its prompts have changed."""
     loaded[1].chat_template = "{{ strftime_now('%d') }}+{{ messages[-1].content }}"
     for part in loaded:
         part.save_pretrained(tmp_path / "model")
