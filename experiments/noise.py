@@ -157,11 +157,6 @@ def page(result):
         return grid("wrong verdicts", JUDGES, METHODS, lambda noise, method: ahead(
             rows[f"{method}, {noise}"]["sampled"], rows[f"{other}, {noise}"]["sampled"]))
 
-    pilots = [["", *map(str, (RATE, *OTHER_RATES))]]
-    pilots += [[name, *(f"{value:.3f}" for value in values)] for name, values in result["pilot"]]
-    best = [[row["name"], cell(row["sampled"], ".3f"), cell(row["kept_negative"], ".2f")]
-            for row in result["best"]]
-    titles = [["", "sampled", "share of A < 0"]]
     base = rows["GRPO, no error"]["base"]["mean"]
     return f"""{heading("The pruned baseline, and a judge that errs", result)}
 [The plan, written before the runs](pruned_baseline_plan.md). Mean ± standard deviation of \
@@ -212,7 +207,21 @@ The share of A < 0:
 
 {table("kept_negative", ".2f", GRADED, OF_GRADED)}
 
-## Each method's own learning rate
+{of_rates(result)}
+![Accuracy, and the share of A < 0](pruned_baseline.png)
+"""
+
+
+def of_rates(result):
+    """What the pilot found, and the runs with the rates that it chose."""
+    if not result["pilot"]:
+        return "Each method's own learning rate has not been sought yet."
+    pilots = [["", *map(str, (RATE, *OTHER_RATES))]]
+    pilots += [[name, *(f"{value:.3f}" for value in values)] for name, values in result["pilot"]]
+    best = [["", "sampled", "share of A < 0"]]
+    for row in result["best"]:
+        best.append([row["name"], cell(row["sampled"], ".3f"), cell(row["kept_negative"], ".2f")])
+    return f"""## Each method's own learning rate
 
 The pilot (seed {PILOT_SEED}, which is not used above):
 
@@ -220,9 +229,7 @@ The pilot (seed {PILOT_SEED}, which is not used above):
 
 With the best rate, if it is another one:
 
-{markdown_table([*titles, *best])}
-
-![Accuracy, and the share of A < 0](pruned_baseline.png)
+{markdown_table(best)}
 """
 
 
@@ -239,7 +246,7 @@ def picture(result, folder):
         row = rows[f"{method}, {noise}"]
         right.scatter(row["kept_negative"]["values"], row["sampled"]["values"],
                       color=colour(method), alpha=0.7)
-    right.set(title="Few kept A < 0: the policy forgets to think", ylim=(0, 1),
+    right.set(title="CPPO (blue) fails where it keeps few A < 0", ylim=(0, 1),
               xlabel="share of A < 0 among the kept, last half", ylabel="accuracy, sampled")
     save(figure, folder / "pruned_baseline.png", "dots: seeds; lines: mean ± standard deviation")
 

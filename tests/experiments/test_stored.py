@@ -43,7 +43,7 @@ def test_each_spread_of_the_page_is_stored():
 
 
 @pytest.mark.parametrize("name", [
-    "table1", "family", "factorial", "controls", "learning_cpu"])
+    "table1", "family", "factorial", "controls", "learning_cpu", "pruned_baseline"])
 def test_pages_and_pictures_are_drawn_from_what_is_stored(name, tmp_path):
     """The page is that of the repository, the figures are not touched, and there is a picture. The
     other tables have nothing that these have not. (test_docs.py: a page shows each picture.)"""
