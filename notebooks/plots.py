@@ -240,3 +240,55 @@ def rectangles(title, cuts):
     axes[0].invert_yaxis()
     figure.suptitle(title, fontsize=11)
     picture(figure)
+
+
+# --- the figures of 4_training.ipynb, 5_family.ipynb and lab.ipynb ---
+
+
+def line_figure(x, lines, styles=("-", "--", ":", "-."), *, fails=(), **options):
+    """Curves, {label: y}. fails: the labels of those that are wrong. options: of the axis."""
+    figure, axis = panels(height=2.8, width=6.5)
+    curves(axis, x, lines, styles)
+    for line in axis.lines:
+        if line.get_label() in fails:
+            line.set_color(WARM)
+    axis.set(**options)
+    axis.legend()
+    picture(figure)
+
+
+def bar_figure(names, groups, **options):
+    """Bars, {label: heights}, side by side above each name. options: of the axis."""
+    figure, axis = panels(height=2.8, width=6.5)
+    groups = {label: [float(height) for height in y] for label, y in groups.items()}
+    bars(axis, range(len(names)), groups)
+    axis.axhline(0, color=DARK, linewidth=0.8)
+    axis.set_xticks(range(len(names)), labels=names)
+    axis.set(**options)
+    axis.legend()
+    picture(figure)
+
+
+def runs_compared(runs):
+    """runs: {name: (seconds after each step, accuracy of each step, {phase: seconds})}."""
+    figure, axes = panels(2, 3.2, width_ratios=(3, 2))
+    ends = [f"{name} {seconds[-1]:.0f} s" for name, (seconds, *_) in runs.items()]
+    tallest = max(seconds[-1] for seconds, *_ in runs.values())
+    for i, (name, (seconds, accuracy, phases)) in enumerate(runs.items()):
+        colour, style = [(GREY, "-"), (PALE, "-"), (BLUE, "-"), (DARK, "--")][i % 4]
+        window = max(1, len(accuracy) // 10)
+        means = np.convolve(accuracy, np.ones(window) / window, mode="valid")
+        axes[0].plot(seconds[window - 1 :], means, style, color=colour, linewidth=2, label=name)
+        top = 0
+        for (phase, length), alpha in zip(phases.items(), (0.8, 0.2, 0.6, 0.4)):
+            axes[1].bar(i, length, bottom=top, color=colour, alpha=alpha, edgecolor=DARK)
+            if length > 0.06 * tallest:
+                text = axes[1].text(i, top + length / 2, phase, ha="center", va="center")
+                text.set(fontsize=7.5, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
+            top += length
+    axes[0].set(xlabel="seconds", ylabel="accuracy of the samples")
+    axes[0].set_title("The same questions take " + ", ".join(ends))
+    axes[0].legend(loc="lower right")
+    axes[1].set(ylabel="seconds", xticks=range(len(runs)), xticklabels=list(runs))
+    axes[1].set_title("Where the seconds go")
+    picture(figure)
