@@ -225,7 +225,7 @@ def findings_of_length(m, options, texts):
                "The length runs away.", "length truncated", texts)
     change = "Correct a reward or advantages that pay for short answers, or lower --lr."
     what, least = "The length collapses.", 0.5
-    # the study: .04 to .2 in runs that forgot to think, .44 to .88 in the others
+    # docs/pruning.md: .11 to .19 in runs that forgot to think
     negative = m["kept_negative"]
     if options.get("pruning_rate") and negative.count and negative.end <= 0.2:
         change = ("Take --keep random or --keep unbiased, which keep both signs; or correct what "
