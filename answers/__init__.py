@@ -11,6 +11,7 @@ docs/rewards.md and tests/concepts/verdicts.jsonl. Plain Python: copy this folde
 """
 
 from answers.read import after_thoughts, extract_answer, extract_code, gold_answer, python_fences
+from answers.text import SERIES, at_words, labelled, spelled
 from answers.units import NUMBER_WORDS, changes_number, same_unit
 from answers.value import (
     LATEX,

@@ -15,7 +15,7 @@ CHANGES = (
     " mil mille bil mln bln lakh lac crore grand millones milliard"
     " multiple double triple dozen score gross pair couple time fold basis"
     " half halve third fifth tenth hundredth squared cubed root factorial mod modulo remainder"
-    " log(?!s) ln sin cos tan theta alpha beta gamma lambda omega"
+    " log(?!s) ln exp sin cos tan theta alpha beta gamma lambda omega"
     " minus negative plus below under beneath above (?<!left.)over debt deficit and or nor than"
     " not? never none at.least at.most most more less fewer about approx approximately roughly"
     " nearly almost odd or.so thereabout max min(?:imum) maximum guess estimated? maybe perhaps"
@@ -41,7 +41,7 @@ UNITS = dict(pair.split("=") for pair in (  # in one spelling
     " yard=yd mile=mi gram=g kilogram=kg pound=lb ounce=oz second=s sec=s minute=min hour=h hr=h"
     " liter=l milliliter=ml square=² sq=² cubic=³ rad=radian degc=degreecelsius"
     " degf=degreefahrenheit celsiu=celsius pct=percent percentage=percent usd=dollar"
-    " eur=euro gbp=lb 美元=dollar 欧元=euro 度=degree"
+    " eur=euro gbp=lb 美元=dollar 欧元=euro 度=degree mph=mi/h kph=km/h"
 ).split())
 SIGNS = str.maketrans({
     "$": " dollars ", "€": " euros ", "£": " pounds ", "%": " percent ", "°": " degrees "})

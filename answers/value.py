@@ -41,9 +41,10 @@ def to_number(text):
 
     Before the number there may be "total =", a true sum as "9 * 2 =", a sign, a currency. After it
     there may be a unit, in words that do not change its value. So "$1,234.50" and "1234.5 dollars"
-    are the same number, "\\frac{3}{4}" and "¾" are 0.75, "2 1/2" is 2.5, "1.5\\times10^3" and
-    "1500元" are 1500. These are None: "minus 5", "18 million", "3 fourths", "12 or 13", "1e3",
-    "10-5", "Ann has 18", "0.333…", an unfinished division ("36/2"), a text over 100 characters.
+    are the same number, "\\frac{3}{4}" and "¾" are 0.75, "2 1/2" is 2.5, "1.5\\times10^3",
+    "1.5e+03" and "1500元" are 1500, and "0.\\overline{3}" is 1/3. These are None: "minus 5",
+    "18 million", "3 fourths", "12 or 13", "1e3", "10-5", "Ann has 18", "0.333…", an unfinished
+    division ("36/2"), a text over 100 characters.
     """
     found = number_and_unit(text)
     return found and found[0]
@@ -52,37 +53,43 @@ def to_number(text):
 def number_and_unit(text):
     """(the number, its unit) as `to_number` reads them, as (18, "m²") for "18 square meters"; None
     without one number."""
+    found = _stated(text)
+    return found and found[:2]
+
+
+def _stated(text):
+    """(the number, its unit, its name), as (18, "m²", "area") for "Area = 18 square meters"."""
     if len(text) > 100 or ".." in text:
         return None
     text = _plain(text)
-    name, _, stated = text.rpartition("=" if "=" in text else ":")
+    before, _, stated = text.rpartition("=" if "=" in text else ":")
     stated = stated.lstrip()
     number = re.match(NUMBER, stated)
-    if number is None or changes_number(name):
+    if number is None or changes_number(before):
         return None
     value = _value(*number.groups(""))
-    named = re.fullmatch(NAME, name) or "=" in text and _calculated(name) == value
+    sides = before.split("=")  # of "x = 10/12 = 5/6"
+    named = all(
+        re.fullmatch(NAME, side) or "=" in text and _calculated(side) == value for side in sides)
     if value is None or not named:
         return None
     unit = unit_of(stated[number.end() :], of_one=abs(value) <= 1)
-    return None if unit is None else (value, unit)
+    name = re.sub(NO_NAME, "", sides[0].lower())
+    return None if unit is None else (value, unit, name)
 
 
 def same_quantity(given, gold):
-    """Do both texts state the same number, and the same unit if both name one?"""
-    same = _same(number_and_unit(given), number_and_unit(gold))
-    return same and not other_variable(given, gold)
+    """Do both texts state the same number, and the same unit and name if both have one? A letter
+    may stand for any name: "n = 2" and "Total = 2" are the same, "x = 2" and "y = 2" are not."""
+    given, gold = _stated(given), _stated(gold)
+    if None in (given, gold) or re.fullmatch(OTHER_NAME, f"{given[2]}\n{gold[2]}"):
+        return False
+    return _same(given[:2], gold[:2])
 
 
 def _same(given, gold):
     """Pairs like (18, "m²"): are they equal, although one may leave out the second?"""
     return None not in (given, gold) and given[0] == gold[0] and same_unit(given[1], gold[1])
-
-
-def other_variable(given, gold):
-    """Are both one equation, but for different variables, as "x = 2" and "y = 2"?"""
-    names = re.fullmatch(VARIABLES, f"{given}\n{gold}")
-    return names is not None and names[1].lower() != names[2].lower()
 
 
 def same_number(given, gold, tolerance=0):
@@ -103,8 +110,9 @@ def last_number(text):
 
 # what the number is: "total =", "答案:"
 NAME = rf"(?:[A-Za-z\s./$]|{HAN})*"
-VARIABLES = ("\n".join(2 * [
-    r"[\s$({]*(?:\\[(\[]\s*)?([A-Za-z]|\\[a-z]+)[\s$]*=[^=]*"]))
+NO_NAME = r"[^a-z\\\u4e00-\u9fff]"
+# two letters, or two names
+OTHER_NAME = r"(?!(.+)\n\1\Z)(?:(?:\w|\\\w+)\n(?:\w|\\\w+)|\w{2,}\n\w{2,})"
 DIGITS = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 # a sign and digits; then the rest of 1&1/2 (mixed) or 3/4, or the exponent of 1.5×10^3
 NUMBER = (
@@ -155,6 +163,15 @@ SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 # what is only dress in LaTeX, and what has another name: (pattern, what it means)
 LATEX = [
+    # 1.5e-05, as Python prints it; but 1e3 and 2e-1 may be products of the number e
+    (r"(?<![\w.])(\d\.\d+(?=[eE])|(?:1|\d(?=[eE][-+]\d\d))(?=[eE][-+]))[eE](?:\+|(-))?0*(\d+)"
+     r"(?!\w|\.\d)", r"\1\\times10^{\2\3}"),
+    # 0.1\overline{6} is (16 - 1)/90
+    (r"\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?", r"\\overline{\1\2\3}"),
+    (r"\\(?:overline|bar|dot)\s*(\d)", r"\\overline{\1}"),
+    (r"(\d{1,50})\.(\d{0,50})(?:\\(?:overline|bar|dot)\s*\{(\d{1,50})\})",
+     lambda part: rf"\frac{{{int(part[1] + part[2] + part[3]) - int(part[1] + part[2])}}}"
+                  rf"{{{'9' * len(part[3]) + '0' * len(part[2])}}}"),
     # ½ is " 1/2": then 1½ is "1 1/2"
     (r"[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]",
      lambda part: " " + unicodedata.normalize("NFKC", part[0]).replace("⁄", "/")),
@@ -215,9 +232,33 @@ OPTION = (
     r"(?:\Z|[.:]|(?<=[)}*])(?:[\s~]|\\[ ,;:]|\\q?quad)+(?![\s~\\+*/=^_<>-]))(.*)")
 
 
-def same_option(given, gold):
-    """Do both name the same option? "(B)", "B. 12" and "\\textbf{(B)}\\ 12" name B."""
+# around and between the letters of several options
+DRESS = r"\\(?:text\w*|math\w+|mbox)(?![A-Za-z])|\\[,;:! ]|\band\b|[\s(){}*$.,;&~]"
+LISTED = r"(?s)(?<![A-Za-z])A[.):}].*(?<![A-Za-z])B[.):}]"  # (A) 12 (B) 13
+
+
+def same_option(given, gold, question=None):
+    """Do both name the same option? "(B)", "B. 12" and "\\textbf{(B)}\\ 12" name B.
+
+    Or the same options in any order, as "A, C" and "(C) and (A)"? The gold answer "AC" may be
+    another name, so the question must list options. Without a question, it must have three letters
+    or more, in the order of the alphabet.
+    """
+    options = _options(gold)
+    if options and options == _options(given):
+        if not re.search("[A-J]{2}", gold):
+            return True
+        if question is None:
+            return len(options) > 2 and options in gold
+        return re.search(LISTED, str(question)) is not None
     return _same(_option(given), _option(gold))
+
+
+def _options(text):
+    """"ACD" for "(D), (A) and (C)"; None if the text names fewer than two options."""
+    letters = re.sub(DRESS, "", text)
+    several = re.fullmatch(r"(?=[A-J]{2,10}\Z)(?!.*(.).*\1).*", letters)
+    return several and "".join(sorted(letters))
 
 
 def _option(text):

@@ -13,15 +13,19 @@ from pathlib import Path
 from answers import (
     LATEX,
     NUMBER_WORDS,
+    SERIES,
     SUPERSCRIPTS,
     TYPED,
+    at_words,
     extract_answer,
     gold_answer,
+    labelled,
     number_and_unit,
     respelled,
     same_option,
     same_quantity,
     same_unit,
+    spelled,
 )
 
 MATH_LENGTH = 1000  # characters; the longest gold answer of MATH-500 has 53
@@ -32,7 +36,7 @@ VERIFIER_LOCK = threading.Lock()
 COUNTS = {"timeouts": 0}
 
 
-def math_accuracy(completions, answer, **columns):
+def math_accuracy(completions, answer, question=None, **columns):
     """1.0 if the answer has the same text as the gold answer, names the same option, or is equal in
     mathematics; else 0.0.
 
@@ -43,20 +47,29 @@ def math_accuracy(completions, answer, **columns):
     Otherwise, an equal expression counts, by the library math-verify, unless it leaves to do what
     the gold answer has done (KINDS): "\\int 2x\\,dx" is not x^2. An answer is wrong if it cannot be
     parsed, or not judged within MATH_SECONDS and MATH_MEMORY (COUNTS counts these). If the gold
-    answer cannot be parsed, a warning names it. Raises ImportError if math-verify is not installed.
+    answer cannot be parsed, a warning names it. What is no formula is compared as text. question:
+    if it lists options, "AC" names two of them. Raises ImportError if math-verify is not installed.
     POSIX only.
     """
-    pairs = zip(completions, answer, strict=True)
-    return [float(_is_right(extract_answer(text), gold_answer(gold))) for text, gold in pairs]
+    rows = zip(completions, answer, question or [None] * len(completions), strict=True)
+    return [float(_is_right(extract_answer(text), gold_answer(gold), asked))
+            for text, gold, asked in rows]
 
 
-def _is_right(given, gold):
+def _is_right(given, gold, question):
     if given == gold:
         return True
     if given is None or len(given) > MATH_LENGTH:
         return False
-    given, gold = _latex(given), _latex(gold)
-    if given == gold or same_option(given, gold):
+    given, gold = _latex(given), re.sub(SHORT_POWER, POWER, _latex(gold))
+    if "10^" in gold:
+        given = re.sub(SHORT_POWER, POWER, given)
+    return same_option(given, gold, question) or _is_equal(given, gold)
+
+
+def _is_equal(given, gold):
+    """Are two texts in LaTeX the same text, or equal in mathematics?"""
+    if spelled(given) in (spelled(gold), re.sub("(?<=[0-9])th$", "", spelled(gold))):  # 3 is 3rd
         return True
     bases = _bases(gold)
     if bases or _bases(given):  # math-verify reads no base; a base may be left out, as a unit may
@@ -64,19 +77,44 @@ def _is_right(given, gold):
         return same and re.sub(BASE, r"\1", given) == re.sub(BASE, r"\1", gold)
     if number_and_unit(given) and number_and_unit(gold) and given.count("{") == given.count("}"):
         return same_quantity(given, gold)
+    named = _same_names(labelled(given), labelled(gold))
+    if named is not None:
+        return named
     (given, unit), (gold, gold_unit) = _split(given), _split(gold)
     # a unit may be left out, but not the degrees of an angle like π/3
     if not same_unit(unit, gold_unit) or unit != gold_unit and "degree" in (unit, gold_unit):
         return False
-    if ":" in given + gold:  # 2:40 is no division
-        return given == gold
-    dropped = re.findall(DROPPED, given.lower()) != re.findall(DROPPED, gold.lower())
-    if dropped or _is_left_to_do(given, gold):
+    series = re.fullmatch(SERIES, given) or re.fullmatch(SERIES, gold)
+    if series or ":" in given + gold:  # 2:40 is no division
+        return spelled(given) == spelled(gold)
+    pieces, gold_pieces = at_words(given), at_words(gold)
+    if len(pieces) > 1 or len(gold_pieces) > 1:
+        if unit != gold_unit and re.search(r"\d.*[a-z].*\d", gold):  # 2 hours 30
+            return False
+        same = len(pieces) == len(gold_pieces) and pieces[1::2] == gold_pieces[1::2]
+        return same and all(map(_is_equal, pieces[::2], gold_pieces[::2]))
+    return _is_equal_formula(_last_side(given), _last_side(gold))
+
+
+def _is_equal_formula(given, gold):
+    if not given or not gold or re.findall(MARKS, given) != re.findall(MARKS, gold):
+        return False
+    parts = re.split(CHOICE, given)  # \sqrt{8} or 2\sqrt{2}
+    if len(parts) > 1 and not re.search(CHOICE, gold) and "=" not in given:
+        if all(_is_equal(part, gold) for part in parts):
+            return True
+    given, gold = (re.sub("[$%]", " ", side) for side in (given, gold))
+    if _is_left_to_do(given, gold):
         return False
     verdict = _ask_verifier(gold, given)
     if not verdict:
         with VERIFIER_LOCK:
             COUNTS["timeouts"] += 1
+    if verdict == "no gold":
+        warnings.warn(
+            f"math_accuracy cannot parse the gold answer {gold!r}: only that very text scores.",
+            stacklevel=2,
+        )
     return verdict == "right"
 
 
@@ -96,11 +134,16 @@ SPELLINGS = [  # the same in mathematics: (pattern, how math-verify reads it)
     (r"\\mathrm\{([ei])\}", r"\1"),
     (r"\s*\^\s*\{?\\circ\s*\}?[\s.]*$", " degrees"),
     (r"[⁰¹²³⁴-⁹⁻]+", lambda power: f"^{{{power[0].translate(SUPERSCRIPTS)}}}"),
-    (r"\s*:\s*", ":"),
-    # plain words: pi/2, sqrt(3), infinity
+    # plain words: pi/2, sqrt(3), infinity, sin(x); and sympy's x**2, 3*I, asin(x), Abs(x)
+    (r"(?<=[\w)}\]])\s*\*\*\s*(-?\w+)", r"^{\1}"),
+    (r"(?<=[\w)}\]])\s*\*\*\s*(?=\()", "^"),
+    (r"\*\s*[iI](?![A-Za-z])|(?<![A-Za-z\\])[iI]\s*\*", "i "),
+    (r"(?<![A-Za-z\\])a(?=(?:sin|cos|tan)h?\s*\()", "arc"),
+    (r"(?<![A-Za-z\\])((?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|ln|log|exp)(?![A-Za-z])", r"\\\1 "),
+    (r"(?<![A-Za-z\\])[aA]bs\s*\(((?:[^()]|\([^()]*\))*)\)", r"|\1|"),
     (r"(?<![A-Za-z\\])(pi|theta|alpha|beta|lambda|omega|sqrt)(?![A-Za-z])", r"\\\1 "),
     (r"(?<![A-Za-z\\])(?:infinity|infty|inf|oo)(?![A-Za-z])", r"\\infty "),
-    (r"\\sqrt\s*(?:\(([^()]*)\)|(\d+))", r"\\sqrt{\1\2}"),
+    (r"\\sqrt\s*(?:\(((?:[^()]|\([^()]*\))*)\)|(\d+))", r"\\sqrt{\1\2}"),
     (r"(\d)\s+(\d+)\s*/\s*(\d+)", r"\1 \\frac{\2}{\3}"),  # 11 5/6
     # 3(6/7) is a product, and no mixed number
     (r"(?<![\w^.}])(\d+)\s*(?=(?:\\left\s*)?\(\s*(?:\d|\\[dt]?frac))", r"\1 \\cdot "),
@@ -108,9 +151,15 @@ SPELLINGS = [  # the same in mathematics: (pattern, how math-verify reads it)
     (r"(?<=\w)[\s({]*(?:\\text\w*\s*\{)?[\s(]*(?:in )?base[\s-]*(\w+)[)}\s]*", r"_{\1}"),
     # LaTeX's spaces at both ends
     (r"^(?:\\[,;! ]|\\q?quad\b|\s)+|(?:\\[,;! ]|\\q?quad\b|[\s~])+$", ""),
-    # a word in any case: YES, \text{Yes}
-    (r"^(?:\\text\w*\s*\{)?\s*([A-Za-z]{2,})\s*\}?$", lambda word: word[1].lower()),
+    (r"^(\d[\d,.]*)--(\d[\d,.]*)$", r"\1-\2"),  # 10--12
+    (r"^\{(['\"].*)\}$", r"\1"),  # {'a': 1}
+    # (x, y) = (1, 2)
+    (r"^\((\w), *(\w)\) *= *\(([^(),]*),([^(),]*)\)$", r"\1=\3, \2=\4"),
+    (r"^\((\w), *(\w), *(\w)\) *= *\(([^(),]*),([^(),]*),([^(),]*)\)$", r"\1=\4, \2=\5, \3=\6"),
 ]
+# 3e8, which only a gold answer with a power of ten makes a number
+SHORT_POWER = r"(?<![\w.])(\d+)[eE](\d+)(?!\w|\.\d)"
+POWER = r"\1\\times10^{\2}"
 
 
 def _latex(text):
@@ -133,18 +182,51 @@ def _bases(latex):
 TAIL = (
     r"(?<=[\w})\]!|])(?:\\[,;:! ]|[\s~])*(?:%|\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}"
     r"|(?<![A-Za-z\\])(?:[A-Za-z][A-Za-z./][A-Za-z./ ]*|[\u4e00-\u9fff]+))(?:\^\{?[23]\}?)?\Z")
-# what math-verify drops although it changes the answer: words, the prime of A', dots
-DROPPED = (
-    r"(?<![\\a-z])(?<!begin\{)(?<!end\{)(?!and\b)(?:[a-z]{3,}|no\b|or so)"
-    r"|[\u4e00-\u9fff]+|'|\\prime|\\[lc]?dots|\.\.|…")
+# what math-verify drops although it changes the answer: the prime of A', dots
+MARKS = r"'|\\prime|\\[lc]?dots|\.\.|…"
+CHOICE = r",|(?:\\text\s*\{\s*)?\bor\b(?:\s*\})?"
 
 
 def _split(latex):
     """("\\sqrt{2}", "cm²") of "\\sqrt{2}\\text{ cm}^2"; the unit is "" without one."""
     tail = re.search(TAIL, latex)
     measured = tail and number_and_unit("2" + tail[0])
-    value, unit = (latex[: tail.start()], measured[1]) if measured else (latex, "")
-    return re.sub("[$%]", " ", value), unit
+    return (latex[: tail.start()], measured[1]) if measured else (latex, "")
+
+
+# --- labels, words, and several equations ---
+
+
+def _same_names(given, gold):
+    """Do both, pairs of `labelled`, give the same values to the same names? x, y and z may be left
+    out if the order is the same. None if this does not decide whether they are equal."""
+    if len(given) != len(gold) or not (_are_names(given) or _are_names(gold)):
+        return None
+    if _are_names(given) and _are_names(gold):
+        given, gold = sorted(given), sorted(gold)
+    if not all(map(_is_same_name, given, gold)):
+        return None if len(gold) == 1 else False
+    return all(_is_equal(value, gold_value) for (_, value), (_, gold_value) in zip(given, gold))
+
+
+def _are_names(pairs):
+    return len({name for name, _ in pairs if name}) == len(pairs)
+
+
+def _is_same_name(given, gold):
+    left_out = re.fullmatch(r"\n?\w(?: [_(].*)?\n?", f"{given[0]}\n{gold[0]}")
+    return given[0] == gold[0] or left_out and "=" not in given[1] + gold[1]
+
+
+def _last_side(latex):
+    """"x=5/6" for "x = 10/12 = 5/6": if all sides that are numbers are equal, the last counts."""
+    *sides, last = re.split(EQUALS, latex)
+    if len(sides) < 2 or not all(re.fullmatch(SIDE, side) for side in sides[1:]):
+        return latex
+    for side in sides:
+        if re.fullmatch(NUMERIC, side) and _ask_verifier(side, last) != "right":
+            return latex
+    return f"{sides[0]}={last}"
 
 
 # --- what is left to do ---
@@ -158,8 +240,11 @@ KINDS = (
     # d/dx and ∂/∂x, a determinant, and e^0
     r"\\[dt]?frac\s*\{\s*(?:d|\\partial|\\mathrm\{d\})(?:\s*\^\S+?)?\s*\}\s*\{"
     r"\s*(?:d|\\partial|\\mathrm\{d\})",
-    r"\\det(?![a-z])|[vV]matrix", r"(?<![A-Za-z])[A-Za-z]\s*\^\s*\{?\s*[-+]?0\s*\}?(?![.\d])",
-    r"\\binom\s*\{?\s*\d+\s*\}?\s*\{?\s*\d",
+    r"\\det(?![a-z])|[vV]matrix", r"(?<![A-Za-z])[A-Za-z]\s*\^\s*\{?\s*[-+]?0\s*\}?(?![.\d])"
+    r"|\\exp\s*(?:\\left)?\(\s*[-+]?0\s*(?:\\right)?\)",
+    r"\\[dt]?binom\s*(?:\{[^{}A-Za-z]*\}|\d)\s*(?:\{[^{}A-Za-z]*\}|\d)"
+    r"|(?:\{|\A)(?:[^{}A-Za-z]|\{[^{}A-Za-z]*\})*\\choose"
+    r"(?:[^{}A-Za-z]|\{[^{}A-Za-z]*\})*(?:\}|\Z)",
     # matrices beside each other, and powers of one; sets in braces beside each other
     r"\\end\{\w*matrix\}(?:\\right\W|\s|\\[()])*(?:\\cdot|\\times|[-+*])?"
     r"(?:\\left\W|\s|\\[()])*(?:\\begin|\^)",
@@ -173,17 +258,23 @@ KINDS = (
 # {1, 2} for (1, 2)
 SET_FOR_PAIR = r"(?:\\left\s*)?\\\{[^()]*,[^()]*\\\} for (?:\\left\s*)?\("
 # an equation of one variable that is not solved: 2x = 18, x^2 = 18; but x, f(3) and |z| are names
-PART = r"(?:[-+*/^().{}\[\]|\d\s]|\\(?:sqrt|[dt]?frac|cdot|times|left|right|pi)(?![a-z]))"
+PART = (
+    r"(?:[-+*/^().{}\[\]|\d\s]|e(?=\s*\^)"
+    r"|\\(?:sqrt|[dt]?frac|cdot|times|left|right|pi|ln|log|exp)(?![a-z]))")
+EQUALS = r"(?<![<>!])=(?![^{]*\})"
+NUMERIC = rf"(?:{PART}|!|\\[dt]?binom)+"
+# a side of a chain: no words, no list, no "5 y" that begins another equation
+SIDE = rf"(?!.*\d(?:\s+[A-Za-z]|[A-Za-z]\s*\Z))(?:{PART}|[!_A-Za-df-z]|e(?!\s*\^)|\\[dt]?binom)+"
 UNSOLVED = (
     r"(?![\s(){}|]*([A-Za-z]|\\[a-z]+)[\s(){}|]*=)(?![A-Za-z](?:\^\{?-1\}?)?\([^()A-Za-z]*\)\s*=)"
-    rf"{PART}*([A-Za-z]|\\(?:theta|alpha|beta|phi|omega|lambda)(?![a-z]))(?:{PART}|\2)*=.*")
+    rf"{PART}*([A-Za-df-z]|\\(?:theta|alpha|beta|phi|omega|lambda)(?![a-z]))(?:{PART}|\2)*=.*")
 
 
 def _is_left_to_do(given, gold):
     """Does the answer leave to its judge what the gold answer has done?"""
     if "=" not in gold and re.fullmatch(UNSOLVED, given):
         return True
-    stated = re.split(r"=(?![^{]*\})", given)[-1]  # "\\int_0^1 2x\\,dx = 1" states 1
+    stated = re.split(EQUALS, given)[-1]  # "\\int_0^1 2x\\,dx = 1" states 1
     computed = any(re.search(kind, stated) and not re.search(kind, gold) for kind in KINDS)
     return computed or re.match(SET_FOR_PAIR, f"{given} for {gold}") is not None
 
@@ -207,11 +298,6 @@ def _ask_verifier(gold, given):
                 verifier.kill()
                 verifier.wait()
                 _process.cache_clear()
-    if verdict == "no gold":
-        warnings.warn(
-            f"math_accuracy cannot parse the gold answer {gold!r}: only that very text scores.",
-            stacklevel=2,
-        )
     return verdict
 
 

@@ -21,7 +21,14 @@ def code_accuracy(completions, answer, **columns):
 
 def _accuracy(output, answer):
     gold = gold_answer(answer)
-    return float(output == gold or same_number(output or "", gold, Fraction(1, 10**9)))
+    if output is None:
+        return 0.0
+    return float(_lines(output) == _lines(gold) or same_number(output, gold, Fraction(1, 10**9)))
+
+
+def _lines(text):
+    """The lines without the spaces at their ends, and without the \\r of Windows."""
+    return [line.rstrip() for line in text.split("\n")]
 
 
 def code_runs(completions, **columns):

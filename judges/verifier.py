@@ -32,7 +32,7 @@ BITS = 100_000  # of the largest number that is computed exactly: 9^{9^9} has mo
 DIGITS = 40  # to which other numbers are computed
 
 
-def verdict(gold, given):
+def judge_pair(gold, given):
     """The verdict: right, wrong, or "no gold" if the gold answer cannot be parsed."""
     expected, found = (
         parse(f"\\boxed{{{latex}}}", [FORM], "no_fallback", "first_match", parsing_timeout=None)
@@ -134,10 +134,10 @@ if __name__ == "__main__":
     memory = int(sys.argv[1])
     with suppress(ValueError, OSError):  # macOS refuses this limit
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    verdict("1", "1")  # the libraries are there
+    judge_pair("1", "1")  # the libraries are there
     print("ready", flush=True)
     for line in sys.stdin:
         gold, given, seconds = json.loads(line)
         # CPU time: other work of the machine does not change the verdict
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        print(verdict(gold, given), flush=True)
+        print(judge_pair(gold, given), flush=True)

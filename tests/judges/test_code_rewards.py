@@ -75,6 +75,7 @@ def test_the_soft_code_form_pays_a_quarter_for_each_mark_in_order_and_once(compl
 # programs that print 18, another number, or no number
 PRINT_18 = [
     "print(9 + 9)", "print(18.0)", "print(0.1 * 180)", "print('$18')", "print('１８')",
+    "print('1.8e+01')",
     "def f(x):\n    return 2 * x\n\n\nprint(f(9))", "import sys\nprint(18)\nsys.exit(0)",
 ]
 PRINT_ANOTHER = ["# 18\nprint(17)", "print(18.00001)"]
@@ -99,6 +100,10 @@ def test_programs_get_their_verdicts(codes, right, runs):
 @pytest.mark.parametrize("code, gold, value", [
     ("0.1 + 0.2", "0.3", 1.0), ("0.1 + 0.2", "-0.3", 0.0), ("0.1 + 0.2", "0", 0.0),
     ("'even'", "even", 1.0), ("'even'", "odd", 0.0),  # words are compared as text
+    # floats as Python prints them
+    ("1e20", "100000000000000000000", 1.0), ("5e-05", "0.00005", 1.0), ("5e-05", "0.0005", 0.0),
+    # what nobody sees at the end of a line
+    ("'1 2 \\r\\n3'", "1 2\n3", 1.0), ("'1  2'", "1 2", 0.0), ("'1\\n\\n2'", "1\n2", 0.0),
 ])  # fmt: skip
 def test_the_gold_answer_may_be_a_bare_number_or_a_word(code, gold, value):
     assert code_accuracy([answer(f"print({code})")], [gold]) == [value]

@@ -192,6 +192,14 @@ def test_boxes_that_are_joined_are_one_answer(completion, gold, value):
     assert math_accuracy([completion], [gold]) == [value]
 
 
+@pytest.mark.parametrize("question, gold, value", [
+    ("Which are odd? (A) 1 (B) 2 (C) 3", "AC", 1.0), ("Odd are\nA. 1\nB. 2\nC. 3", "CA", 1.0),
+    ("Which side is the longest?", "AC", 0.0), (None, "AC", 0.0), (None, "A, C", 1.0),
+])  # fmt: skip
+def test_the_question_says_whether_letters_name_options(question, gold, value):
+    assert math_accuracy([r1("C and A")], [gold], question=[question]) == [value]
+
+
 def test_the_sign_before_the_box_counts():
     answers = ["-\\boxed{\\frac12}"] * 2
     assert math_accuracy(answers, ["0.5", "-0.5"]) == [0.0, 1.0]
@@ -228,6 +236,16 @@ def test_a_rational_number_is_read_exactly_and_never_for_long(verdicts, value, f
     start = time.perf_counter()
     assert verdicts.exact(parsed) == fraction
     assert time.perf_counter() - start < 1
+
+
+@pytest.mark.parametrize("text", ["1.5e^2", "x = ", "1-", "A, ", " and", "B1", "x=1, ", "(x"])
+def test_a_long_answer_is_compared_in_no_time(text, monkeypatch):
+    """The verifier left out, which has a time limit."""
+    monkeypatch.setattr(mathematics, "_ask_verifier", lambda gold, given: "wrong")
+    long = text * (990 // len(text))
+    start = time.process_time()
+    assert math_accuracy([r1(long), r1("18")], ["18", long]) == [0.0, 0.0]
+    assert time.process_time() - start < 1
 
 
 def test_other_numbers_are_compared_relative_to_the_gold_answer(verdicts):
