@@ -181,7 +181,7 @@ def test_where_memory_runs_out_the_same_update_is_made_in_smaller_micro_batches(
 ):
     """Four mini-batches, twice: the first one finds what fits, and the limit holds from then on.
     Memory runs out in the second micro-batch, when the first one has left its gradient."""
-    monkeypatch.setattr("update.LEAST_TOKENS", 8)
+    monkeypatch.setattr("loop.update.LEAST_TOKENS", 8)
     real = Policy.logprobs
     limits = Limits(micro_batch_tokens=64)
     calls = []
