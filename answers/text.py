@@ -28,6 +28,9 @@ DRESS = [
     (rf"(?<![\\a-z])(?:{'|'.join(ORDINALS)})(?![a-z])",
      lambda word: f"{ORDINALS.index(word[0]) + 1}th"),
     (r"([0-9]) ?\^? ?\{? *(?:st|nd|rd|th)(?![A-Za-z]) *\}?", r"\1th"),
+    # 20 June
+    (r"^ *([0-9]+(?:th)?) +((?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*) *$",
+     r"\2 \1"),
     (r"(?<![0-9.,])0+(?=[0-9])", ""),
     (r" *_ *", "_"),
 ]
