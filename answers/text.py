@@ -11,7 +11,6 @@ ORDINALS = (
     "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth").split()
 # what is only dress in a text, and what has another name: (pattern, what it means)
 DRESS = [
-    (r"\s+", " "),
     (r"\\(?:left|right)(?![A-Za-z])", " "),
     (r"\\(?:text\w*|math(?:rm|bf|it)|mbox|operatorname)\s*\{([^{}]*)\}", r" \1 "),
     (r"^\s*\{([^{}]*)\}\s*$", r"\1"),
@@ -19,19 +18,17 @@ DRESS = [
     (r"\\(?:long)?rightarrow(?![A-Za-z])", r"\\to "),
     (r"\\(?:mid|vert)(?![A-Za-z])", "|"),
     (r"(\\(?:angle|triangle))\s*\{([^{}]*)\}", r"\1 \2"),
-    (r"\\(le|ge|ne)q(?:slant)?(?![A-Za-z])", r"\\\1 "),
     (r"\^\s*\{?\s*(?:\\prime\s*)+\}?", "'"),
     # words in any case
     (r"(?<!begin\{)(?<!end\{)(?<![\\A-Za-z])(?:[A-Za-z]{3,}|NO(?![A-Za-z]))|^ *[A-Z][a-z] *$",
      lambda word: word[0].lower()),
-    (r"(?<!\.)[.,;] *$", ""),
     (rf"(?<![\\a-z])(?:{'|'.join(ORDINALS)})(?![a-z])",
      lambda word: f"{ORDINALS.index(word[0]) + 1}th"),
     (r"([0-9]) ?\^? ?\{? *(?:st|nd|rd|th)(?![A-Za-z]) *\}?", r"\1th"),
+    (r"(?<![0-9.,])0+(?=[0-9])", ""),
     # 20 June
     (r"^ *([0-9]+(?:th)?) +((?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*) *$",
      r"\2 \1"),
-    (r"(?<![0-9.,])0+(?=[0-9])", ""),
     (r" *_ *", "_"),
 ]
 TOKEN = r"\\[A-Za-z]+|\\.|[0-9]+(?:,[0-9]{3}(?![0-9]))*(?:th\b)?|\S"
@@ -49,7 +46,7 @@ def spelled(text):
 # 10-12 (but "10 - 12" is a difference), 3/4/5, 1.2.3; and several of them
 SERIES = r"\s*S(?:,\s*S)*\s*".replace(
     "S", r"(?:N(?:-N)+|N(?:/N){2,}|[0-9]+(?:\.[0-9]+){2,})").replace(
-    "N", r"[$€£]?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?%?")
+    "N", r"[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?")
 
 
 # --- words ---

@@ -1,5 +1,6 @@
-"""The reward for mathematics: is a LaTeX answer equal to the gold answer? Numbers are compared
-here. Everything else is judged by math-verify in its own process (verifier.py)."""
+"""The reward for mathematics: is a LaTeX answer equal to the gold answer? Numbers, and texts that
+are no formula, are compared here. All else is judged by math-verify in its own process
+(verifier.py)."""
 
 import functools
 import json
@@ -103,7 +104,6 @@ def _is_equal_formula(given, gold):
     if len(parts) > 1 and not re.search(CHOICE, gold) and "=" not in given:
         if all(_is_equal(part, gold) for part in parts):
             return True
-    given, gold = (re.sub("[$%]", " ", side) for side in (given, gold))
     if _is_left_to_do(given, gold):
         return False
     verdict = _ask_verifier(gold, given)
@@ -152,7 +152,6 @@ SPELLINGS = [  # the same in mathematics: (pattern, how math-verify reads it)
     # LaTeX's spaces at both ends
     (r"^(?:\\[,;! ]|\\q?quad\b|\s)+|(?:\\[,;! ]|\\q?quad\b|[\s~])+$", ""),
     (r"^(\d[\d,.]*)--(\d[\d,.]*)$", r"\1-\2"),  # 10--12
-    (r"^\{(['\"].*)\}$", r"\1"),  # {'a': 1}
     # (x, y) = (1, 2)
     (r"^\((\w), *(\w)\) *= *\(([^(),]*),([^(),]*)\)$", r"\1=\3, \2=\4"),
     (r"^\((\w), *(\w), *(\w)\) *= *\(([^(),]*),([^(),]*),([^(),]*)\)$", r"\1=\4, \2=\5, \3=\6"),
@@ -191,7 +190,8 @@ def _split(latex):
     """("\\sqrt{2}", "cm²") of "\\sqrt{2}\\text{ cm}^2"; the unit is "" without one."""
     tail = re.search(TAIL, latex)
     measured = tail and number_and_unit("2" + tail[0])
-    return (latex[: tail.start()], measured[1]) if measured else (latex, "")
+    value, unit = (latex[: tail.start()], measured[1]) if measured else (latex, "")
+    return re.sub("[$€£%]", "", value), unit
 
 
 # --- labels, words, and several equations ---
@@ -205,7 +205,7 @@ def _same_names(given, gold):
     if _are_names(given) and _are_names(gold):
         given, gold = sorted(given), sorted(gold)
     if not all(map(_is_same_name, given, gold)):
-        return None if len(gold) == 1 else False
+        return None
     return all(_is_equal(value, gold_value) for (_, value), (_, gold_value) in zip(given, gold))
 
 

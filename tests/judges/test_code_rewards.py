@@ -100,6 +100,7 @@ def test_programs_get_their_verdicts(codes, right, runs):
 @pytest.mark.parametrize("code, gold, value", [
     ("0.1 + 0.2", "0.3", 1.0), ("0.1 + 0.2", "-0.3", 0.0), ("0.1 + 0.2", "0", 0.0),
     ("'even'", "even", 1.0), ("'even'", "odd", 0.0),  # words are compared as text
+    ("1 / 0", "", 0.0),  # it prints nothing, because it fails
     # floats as Python prints them
     ("1e20", "100000000000000000000", 1.0), ("5e-05", "0.00005", 1.0), ("5e-05", "0.0005", 0.0),
     # what nobody sees at the end of a line
