@@ -225,7 +225,7 @@ def findings_of_length(m, options, texts):
                "The length runs away.", "length truncated", texts)
     change = "Correct a reward or advantages that pay for short answers, or lower --lr."
     what, least = "The length collapses.", 0.5
-    # docs/pruning.md: .11 to .19 in runs that forgot to think
+    # docs/pruning.md: .13 to .19 in runs that end below their base
     negative = m["kept_negative"]
     if options.get("pruning_rate") and negative.count and negative.end <= 0.2:
         change = ("Take --keep random or --keep unbiased, which keep both signs; or correct what "
