@@ -40,7 +40,7 @@ from family.rloo import leave_one_out_advantages
 from family.sapo import sapo_loss
 from family.tis import CORRECTIONS
 from grpo import group_advantages, grpo_loss, sequence_mean_weights
-from loop.keep import KEEP, Rule, finite, kept_rows, smallest
+from loop.keep import KEEP, Rule, finite, kept_rows, on_copies, smallest
 
 # --- step 3: advantages(rollout) → (Q, G) ---
 
@@ -306,6 +306,7 @@ def resolve(
         numbers["beta"] = row.beta
     rule = KEEP[rule] if isinstance(rule, str) else rule
     if not isinstance(rule, Rule):  # a function of one's own
+        rule = on_copies(rule)
         rule = smallest(rule) if row.custom_keep_is_metric else Rule(rule)
     row = replace(row, keep=rule, loss=partial(row.loss, **numbers))
     return Algorithm(

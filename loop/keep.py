@@ -138,11 +138,8 @@ KEEP = {
 
 
 def kept_rows(rule, rollout, advantages, k):
-    """(rows that a rule keeps, ascending; its advantages of these rows, or None).
-
-    The rule gets copies: what it changes in them changes nothing in the step.
-    """
-    rows = rule.function(copy.deepcopy(rollout), advantages.clone(), k)
+    """(rows that a rule keeps, ascending; its advantages of these rows, or None)."""
+    rows = rule.function(rollout, advantages, k)
     changed = None
     if isinstance(rows, tuple):  # the rule also says what these rows count
         rows, changed = rows
@@ -158,6 +155,12 @@ def kept_rows(rule, rollout, advantages, k):
     if changed is not None:
         changed = finite(changed, rows.shape, "advantages of kept rows", "one for each row")[order]
     return rows, changed
+
+
+def on_copies(function):
+    """A rule or a metric of one's own: what it changes in its arguments changes nothing in the
+    step."""
+    return lambda *arguments: function(*copy.deepcopy(arguments))
 
 
 def finite(values, shape, what, of_shape="(Q, G)"):
