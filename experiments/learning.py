@@ -38,6 +38,7 @@ from engine.options.config import config_of
 from experiments.library import toy_model
 from experiments.library.bench import (
     ROOT,
+    ahead,
     commit,
     heading,
     over_seeds,
@@ -223,13 +224,6 @@ def moment(runs, share):
 
 
 # --- the page ---
-
-
-def ahead(own, other):
-    """Of two spreads: each seed of one above each seed of the other."""
-    if own["min"] > other["max"]:
-        return "ahead"
-    return "behind" if own["max"] < other["min"] else "–"
 
 
 def page(result):

@@ -1,6 +1,6 @@
 """Which kept completions survive a judge that errs: the largest |A|, half of each sign, or a draw.
 
-    python experiments/noise.py         about 300 runs, three hours on one core
+    python experiments/noise.py         about 280 runs, more than an hour on one core
 
 Writes pruned_baseline.json, .md and .png. results/pruned_baseline_plan.md was written before the
 first run. It says what is asked, what is run and what counts. Each finished run is a line of
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 from engine.base import files
 from engine.base.program import run_program
 from engine.options.command_line import parse
-from experiments.library.bench import heading, markdown_table
+from experiments.library.bench import ahead, heading, markdown_table
 from experiments.library.plot import colour, dots, panels, save
 from experiments.library.study import (
     Options,
@@ -137,15 +137,6 @@ def at_best_rate(found):
 # --- the page ---
 
 
-def ahead(own, other):
-    """Of two spreads: each seed of one above each of the other, and the means differ by .02."""
-    if own["min"] > other["max"] and own["mean"] - other["mean"] >= 0.02:
-        return "ahead"
-    if own["max"] < other["min"] and other["mean"] - own["mean"] >= 0.02:
-        return "behind"
-    return "–"
-
-
 def page(result):
     rows = by_name(result["rows"])
 
@@ -155,7 +146,7 @@ def page(result):
 
     def beside(other):
         return grid("wrong verdicts", JUDGES, METHODS, lambda noise, method: ahead(
-            rows[f"{method}, {noise}"]["sampled"], rows[f"{other}, {noise}"]["sampled"]))
+            rows[f"{method}, {noise}"]["sampled"], rows[f"{other}, {noise}"]["sampled"], by=0.02))
 
     base = rows["GRPO, no error"]["base"]["mean"]
     return f"""{heading("The pruned baseline, and a judge that errs", result)}

@@ -157,6 +157,16 @@ def over_seeds(found):
     return figures
 
 
+def ahead(own, other, by=0.0):
+    """Of two spreads: each seed of one is above each seed of the other, and the means differ by so
+    much."""
+    if own["min"] > other["max"] and own["mean"] - other["mean"] >= by:
+        return "ahead"
+    if own["max"] < other["min"] and other["mean"] - own["mean"] >= by:
+        return "behind"
+    return "–"
+
+
 # --- the first lines of a page: where, when and with what it was made ---
 
 

@@ -1,6 +1,6 @@
 """A judge that errs: some verdicts of toy_accuracy are turned round. And what CPPO keeps of them.
 
-    torchrun train.py --rewards toy_accuracy:0 experiments/library/noisy_judge.py:turned_20 \
+    torchrun train.py --rewards toy_accuracy:0 experiments/library/noisy_judge.py:turned_30 \
         --hooks experiments/library/noisy_judge.py
 """
 
@@ -29,8 +29,6 @@ def turned(rate, of=(True, False)):
 
 
 turned_0 = turned(0.0)
-turned_10 = turned(0.1)
-turned_20 = turned(0.2)
 turned_30 = turned(0.3)
 false_right_30 = turned(0.3, of=(False,))  # wrong answers that are called right
 false_wrong_30 = turned(0.3, of=(True,))
