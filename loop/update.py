@@ -142,7 +142,7 @@ def learn_policy(policy, batch, mask, algorithm, sums):
     # if the sampler did not report a token (NaN), its ratio is 1
     sampled_logp = torch.where(sampled_logp.isnan(), old_logp, sampled_logp)
     weights = batch.weights
-    if algorithm.sampler_correction:
+    if algorithm.sampler_correction:  # it weighs the KL term and the critic's loss, too
         weights = weights * algorithm.sampler_correction(old_logp, sampled_logp, mask)
     known = {"entropy": entropy, "sampled_logp": sampled_logp}
     wanted = {name: known[name] for name in algorithm.wants}
