@@ -168,6 +168,16 @@ def bar_chart(title, names, groups, **labels):
     picture(figure)
 
 
+def dots(title, groups, **labels):
+    """A dot for each pair of numbers. groups: {label: (all x, all y)}. labels: of the axes."""
+    figure, axis = panels(height=3, width=6.5)
+    for (label, (x, y)), colour in zip(groups.items(), (BLUE, PALE)):
+        axis.plot(x, y, "o", color=colour, label=label)
+    axis.set(title=title, ylim=(0, 1), **labels)
+    axis.legend()
+    picture(figure)
+
+
 def tokens(title, names, words, values):
     """A square for each token: blue above 0, red below, white at 0.
 
