@@ -25,7 +25,8 @@ START = re.sub(SITE, "", (ROOT / "docs/README.md").read_text())
 SLIDES = (ROOT / "docs/slides.md").read_text()
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
-OTHERS = [ROOT / ".github/CONTRIBUTING.md", *sorted(ROOT.glob("docs/zh/*.md"))]
+OTHERS = [ROOT / ".github/CONTRIBUTING.md", ROOT / "family/diffs/README.md"]
+OTHERS += [*sorted(ROOT.glob("docs/zh/*.md"))]
 OTHERS += [*sorted(ROOT.glob("notebooks/*.md")), *sorted(ROOT.glob("notebooks/*.ipynb"))]
 
 

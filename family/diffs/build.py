@@ -1,6 +1,6 @@
 """What makes the relatives of nano.py: pairs of a piece of nano.py and what takes its place.
 
-    python family/diffs/build.py     writes the patches, and shows their lines in docs/family.md
+    python family/diffs/build.py     writes the patches, and shows their lines in README.md
     patch nano.py family/diffs/dapo.patch && python nano.py     trains with DAPO
 
 A relative of your own is one more entry of RELATIVES. Each piece stands in nano.py exactly once. At
@@ -14,7 +14,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 NANO = (HERE.parents[1] / "nano.py").read_text(encoding="utf-8")
-PAGE = HERE.parents[1] / "docs/family.md"
+PAGE = HERE / "README.md"
 
 # what several relatives share
 KEEP_ALL = ("P = 0.875", "P = 0.0")
@@ -147,10 +147,10 @@ def changed_lines(name):
 
 
 def page(text):
-    """docs/family.md with the changed lines of each patch below the link to the patch."""
+    """README.md with the changed lines of each patch below the link to the patch."""
     for name in RELATIVES:
-        found = re.search(rf"/{name}\.patch\).*?```diff\n(.*?)```", text, re.DOTALL)
-        assert found, f"docs/family.md needs a link to {name}.patch and a block ```diff below it"
+        found = re.search(rf"\({name}\.patch\).*?```diff\n(.*?)```", text, re.DOTALL)
+        assert found, f"README.md needs a link to {name}.patch and a block ```diff below it"
         text = text[: found.start(1)] + "".join(changed_lines(name)) + text[found.end(1) :]
     return text
 
@@ -159,4 +159,4 @@ if __name__ == "__main__":
     for name in RELATIVES:
         (HERE / f"{name}.patch").write_text(patch(name), encoding="utf-8")
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    print(f"written: {len(RELATIVES)} patches, and their lines in docs/family.md")
+    print(f"written: {len(RELATIVES)} patches, and their lines in README.md")
