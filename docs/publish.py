@@ -1,5 +1,5 @@
-"""Builds the site: a start page and the three pages to play with. All other pages are read on
-GitHub, which shows Markdown, formulas and notebooks.
+"""Builds the site: a start page, the three pages to play with, and the slides. All other pages are
+read on GitHub, which shows Markdown, formulas and notebooks.
 
     python docs/publish.py FOLDER
     python docs/publish.py --address OWNER/NAME
@@ -7,10 +7,12 @@ GitHub, which shows Markdown, formulas and notebooks.
 Run the second command once, by hand, and commit what it changes: it writes the address of the
 repository and of its site into the project's pages. The first command is run at each push by
 .github/workflows/pages.yml. A link between the pages of the site stays as it is. Any other link
-leads to the file on GitHub, in the repository that GITHUB_REPOSITORY names; GitHub sets it.
+leads to the file on GitHub, in the repository that GITHUB_REPOSITORY names; GitHub sets it. A
+picture is put into its page.
 """
 
 import argparse
+import base64
 import os
 import re
 import shutil
@@ -28,6 +30,7 @@ PAGES = {
                  "CPPO. Which one is right first?",
     "step.html": "The way through the CPPO paper: each equation, its line of code, and its number "
                  "for each token of a real step.",
+    "slides.html": "A lecture of an hour on GRPO and CPPO, with notes and exercises.",
 }
 ADDRESS = "https://github.com/OWNER/NAME"
 # the files that name the address of the repository, or link a page of the site
@@ -46,10 +49,15 @@ def page(name, repository):
         target = normpath(f"docs/{found[1]}")
         return f'href="https://github.com/{repository}/blob/main/{target}'
 
+    def data(found):
+        picture = base64.b64encode((ROOT / "docs" / found[1]).read_bytes()).decode()
+        return f'src="data:image/png;base64,{picture}"'
+
     facts = {"description": PAGES[name], "image": f"{site_of(repository)}/card.png"}
     tags = "\n".join(f'<meta property="og:{key}" content="{x}">' for key, x in facts.items())
     text = (ROOT / "docs" / name).read_text(encoding="utf-8")
     text = text.replace("</head>", f"{tags}\n</head>", 1)
+    text = re.sub(r'src="([^":]+\.png)"', data, text)
     others = "|".join(map(re.escape, PAGES))
     return re.sub(rf'href="(?!https?:|data:|#|(?:{others})\b)([^"#]*)', led, text)
 
@@ -75,7 +83,8 @@ def write_address(repository):
         text = text.replace("OWNER/THIS_REPOSITORY", repository)
         text = re.sub(r"\]\([./]+deployments\) → github-pages → View deployment",
                       f"]({site}/)", text)
-        text = re.sub(r"\]\((?:\.\./)*(?:docs/)?(you|live|step)\.html", rf"]({site}/\1.html", text)
+        text = re.sub(r"\]\((?:\.\./)*(?:docs/)?(you|live|step|slides)\.html",
+                      rf"]({site}/\1.html", text)
         path.write_text(text, encoding="utf-8")
 
 
