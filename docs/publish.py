@@ -81,8 +81,8 @@ def write_address(repository):
         text = path.read_text(encoding="utf-8")
         text = text.replace(ADDRESS, f"https://github.com/{repository}")
         text = text.replace("OWNER/THIS_REPOSITORY", repository)
-        text = re.sub(r"\]\([./]+deployments\) → github-pages → View deployment",
-                      f"]({site}/)", text)
+        text = re.sub(r"\]\((?:\.\./)?(?:docs/)?index\.html\)\*\*( \(open .*?\)|（.*?）)",
+                      f"]({site}/)**", text)
         text = re.sub(r"\]\((?:\.\./)*(?:docs/)?(you|live|step|slides)\.html",
                       rf"]({site}/\1.html", text)
         path.write_text(text, encoding="utf-8")
