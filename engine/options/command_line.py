@@ -186,7 +186,7 @@ def suggest(parser, word):
     elsewhere = NAMES.get(name, "")
     first = re.match(r"--(\w+)|no option", elsewhere)
     if first and first[1] in (None, *options):
-        return f"{word}: {name} is here {elsewhere}. See docs/names.md."
+        return f"{word}: {name} is here {elsewhere}. `python -m engine.options.names` says more."
     # --no_resume is not --resume
     near = [] if name.startswith("no_") else nearest(name, options, alike=0.8)
     if near and word.startswith("-"):
