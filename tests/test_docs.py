@@ -12,6 +12,7 @@ import torch
 from docs import speedups
 from engine.options.command_line import flat
 from engine.options.config import Config
+from engine.report.meanings import MEANINGS
 from experiments.library.study import by_name
 from tests.helpers.runs import ROOT, json_of
 from tests.helpers.training import one_step
@@ -139,36 +140,44 @@ def test_the_start_page_links_every_page_of_docs_and_some_page_shows_every_pictu
 
 # --- the metrics of a run ---
 
-METRICS = (ROOT / "docs/metrics.md").read_text()
-
 
 @pytest.fixture(scope="module")
 def ran(small, tmp_path_factory):
     """The folder of a run of one step of PPO, which writes all metrics."""
     folder = tmp_path_factory.mktemp("ran")
-    one_step(small, folder, "--algorithm", "ppo", "--group_size", "8", "--eval_questions", "1")
+    words = "--algorithm ppo --group_size 8 --eval_questions 1 --hooks examples/my_metrics.py"
+    one_step(small, folder, *words.split())
     return folder
 
 
-def keys_of_table(number):
-    """The names in the first column of a table of docs/metrics.md."""
-    rows = METRICS.split("|---|---|\n")[number + 1].split("\n\n")[0].splitlines()
-    return [name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+def explained(file):
+    """{name: meaning} of all tables of a file of a run."""
+    tables = [table for title, table in MEANINGS.items() if title.split(",")[0] == file]
+    return {name: meaning for table in tables for name, meaning in table.items()}
 
 
-def test_every_metric_every_key_of_the_summary_and_every_option_is_documented(ran):
+def test_every_number_of_a_run_is_explained(ran):
     *_, metrics = map(json.loads, (ran / "metrics.jsonl").read_text().splitlines())
-    documented = [name.replace("NAME", "toy_accuracy") for name in keys_of_table(0)]
-    assert sorted(documented) == sorted(metrics)
-    summary = json_of(ran / "summary.json")
-    assert sorted(keys_of_table(1)) == sorted(summary)
-    [row] = re.findall(r"^\| `before`.*$", METRICS, re.MULTILINE)
-    parts = {*summary["after"], *summary["after"]["greedy"], "before", "after"}
-    assert parts == set(re.findall("`([^`]+)`", row))
-    _, *explained = keys_of_table(2)  # the first row stands for all options
-    run = json_of(ran / "run.json")
-    assert set(run) == set(flat(Config())) >= set(explained)
-    for name in keys_of_table(3)[2:]:  # the first two are checkpoints
+    found = {re.sub("(?<=^custom/).*|toy_accuracy", "NAME", name) for name in metrics}
+    of_eval_every = {"eval_accuracy", "eval_reward", "eval_length"}
+    assert found | of_eval_every == set(explained("metrics.jsonl"))
+    [sample] = map(json.loads, (ran / "samples.jsonl").read_text().splitlines())
+    assert set(sample) - {"step"} == set(explained("samples.jsonl"))
+    summary, meanings = json_of(ran / "summary.json"), explained("summary.json")
+    assert set(summary) == set(meanings)
+    for name in {*summary["after"], *summary["after"]["greedy"]}:
+        assert name in meanings["after"]
+    for name in sample["completions"][0]:
+        assert name in explained("samples.jsonl")["completions"]
+
+
+def test_a_run_writes_the_files_that_the_page_names(ran):
+    assert set(json_of(ran / "run.json")) == set(flat(Config()))
+    page = (ROOT / "docs/metrics.md").read_text()
+    rows = page.split("| file or folder |")[1].split("\n\n")[0].splitlines()[2:]
+    names = [name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    for name in names:
+        name = name.replace("000050", "000001")
         assert (ran / name).exists() or (ran / "checkpoint-000001" / name).exists(), name
 
 
