@@ -29,10 +29,10 @@ from engine.options.config import Config, config_of
 from engine.scoring.score import load_rewards
 from tests.helpers.runs import ROOT
 
-START = r"(\$ )?(srun )?(python|torchrun|pytest|pip|bash) \S|pytest$|for .*; do "
+START = r"(\$ )?(python|torchrun|pytest|pip|bash) \S|pytest$|for .*; do "
 # programs of others: only their files are looked at
 FOREIGN = {"bash", "cd", "cp", "done", "export", "for", "git", "grep", "head", "hf", "jupyter",
-           "mkdir", "node", "npx", "patch", "pip", "scancel", "trap", "wait"}  # fmt: skip
+           "mkdir", "node", "npx", "patch", "pip"}  # fmt: skip
 FOREIGN_MODULES = {"verl.trainer.main_ppo"}
 # words that stand for something of the reader's, and what stands for them here
 PLACEHOLDERS = {
@@ -211,7 +211,7 @@ def split(line):
     for word in lexer:
         if word and set(word) <= set("|&;"):
             commands.append([])
-        elif word not in ("do", "srun"):
+        elif word != "do":
             commands[-1].append(PLACEHOLDERS.get(word, word))
     return [words for words in commands if words]
 
