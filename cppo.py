@@ -1,8 +1,8 @@
 """CPPO: Completion Pruning Policy Optimization (arXiv 2503.22342).
 
 GRPO trains on all G completions of a question. CPPO observes that the contribution of a
-completion to the gradient grows with |A_i|. So it trains only on the k completions with the
-largest |A_i|:
+completion to the gradient grows with |A_i| (section 3.2: the gradient is in `grpo.grpo_loss`). So
+it trains only on the k completions with the largest |A_i|:
 
     J(θ) = E 1/k Σ_{i ∈ I} 1/|o_i| Σ_t { min(ρ_it A_i, clip(ρ_it, 1−ε, 1+ε) A_i) − β D_KL_it }
 

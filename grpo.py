@@ -14,8 +14,7 @@ It is maximised, so the loss is −J. With one weight per token, it is the loss 
 The paper does not say which std it means, and it has no eps. Here the std has the divisor G−1, and
 eps is 1e-4, as in TRL and in CPPO's published code. The KL estimator is k3, the paper's eq. 4.
 
-Shapes: Q questions, G completions per question, N completions in a batch, T completion tokens,
-V vocabulary.
+Shapes: Q questions, G completions of each, N completions in a batch, T tokens, V vocabulary.
 
 Each function works pasted below `import torch`, a loss together with the functions that its
 docstring names. An `assert` stands where torch would repeat a tensor of another shape in silence.
@@ -218,6 +217,7 @@ def grpo_loss(
     """−J of GRPO (2402.03300 eq. 3): loss = −Σ weights · (min(ρA, clip(ρ)A) − β k3).
 
     It is `surrogate_loss` with the `importance_ratio` of each token.
+    Its gradient (CPPO's section 3.2): −Σ weights · [ρA·1(not clipped) + β(π_ref/π − 1)] ∇ log π.
     logp, old_logp, ref_logp: (N, T) float32, under the current, the sampling and the reference
     policy. Only `logp` needs a gradient. ref_logp=None: no KL. beta=0: the KL is only reported.
     advantages: (N,) or (N, T). mask: (N, T) bool or 0/1, EOS included.

@@ -34,6 +34,7 @@ from tests.helpers.examples import (
     mask_of,
     numeric_gradient,
     ours,
+    per_completion,
     seeded,
 )
 
@@ -164,6 +165,29 @@ def test_the_expected_gradient_is_that_of_the_expected_reward(weight_of, baselin
     J = lambda x: (TinyPolicy.probabilities(x) * rewards * of_length).sum()
     expected = numeric_gradient(J, theta.detach())
     torch.testing.assert_close(gradient, -expected, rtol=0, atol=1e-8)
+
+
+def test_the_gradient_is_the_product_of_cppos_section_3_2():
+    """∇loss = −Σ 1/(N|o|) [ρA·1(not clipped) + β(π_ref/π − 1)] ∇log π (2503.22342, section 3.2).
+
+    The policy has moved since it sampled, so tokens lie on both sides of the clip, with both signs
+    of A. ∇log π is a difference quotient. A clipped token keeps its KL term.
+    """
+    theta, A, beta = TinyPolicy.table(14), TinyPolicy.REWARDS[:, None], 0.3
+    logp, old_logp, ref_logp = (TinyPolicy.logp(TinyPolicy.table(i), 0.0) for i in (14, 15, 16))
+    rho, mask = (logp - old_logp).exp(), TinyPolicy.MASK
+    low, high = mask & (rho < 0.8), mask & (rho > 1.2)
+    assert all((side & (sign * A > 0)).any() for side in (low, high) for sign in (1, -1))
+    clipped = high & (A > 0) | low & (A < 0)
+    factor = rho * A * ~clipped + beta * ((ref_logp - logp).exp() - 1)
+    J = lambda x: (per_completion(mask) * factor * TinyPolicy.logp(x, 0.0)).sum()
+    theta.requires_grad_()
+    loss, _ = grpo_loss(
+        TinyPolicy.logp(theta), old_logp, A[:, 0], mask, ref_logp=ref_logp, beta=beta,
+        clip_low=0.2)
+    (gradient,) = torch.autograd.grad(loss, theta)
+    torch.testing.assert_close(
+        gradient, -numeric_gradient(J, theta.detach()), rtol=0, atol=1e-7)
 
 
 # --- the first step: π_θ is still π_old -----------------------------------------------------------
