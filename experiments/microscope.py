@@ -17,6 +17,7 @@ import os
 import re
 import sys
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from inspect import unwrap
 from pathlib import Path
@@ -92,13 +93,13 @@ class Seen:
     """A step that was recorded. It has Q·G completions of at most T tokens."""
 
     about: dict  # what the page's head says
-    lines: dict  # {row of the page: the line of a run}; of nano.py the page has its own
     questions: list
     tokens: torch.Tensor  # (Q·G, T)
     mask: torch.Tensor  # (Q·G, T) bool
     rewards: torch.Tensor  # (Q·G,)
     right: torch.Tensor  # (Q·G,) bool
     advantages: torch.Tensor  # (Q·G,)
+    norms: list  # of each completion ‖∇_θ 1/|o| Σ_t log π‖ before the step
     rows: list  # of the kept completions
     updates: list
     before: torch.Tensor  # (Q·G, T), log π before the step; NaN outside of the mask
@@ -193,6 +194,7 @@ def see_nano(step, number, model, reference, optimizer, tokenizer, task, questio
         logp = nano.logprobs(model, tokens, seen, mask.shape[1])
         return logp.masked_fill(~mask, torch.nan).cpu()
 
+    before = deepcopy(model)
     calls, scored = scored_by_its_weights(model, score, record, optimizer)
     inside = calls[step][0].inside
     if not inside["nonzero"]:
@@ -206,14 +208,24 @@ def see_nano(step, number, model, reference, optimizer, tokenizer, task, questio
         ref = nano.logprobs(reference, tokens, seen, mask.shape[1]).cpu().masked_fill(
             ~mask.cpu(), torch.nan)
     fill_in_the_pruned(updates, ref, scored)
+    norms = lengths_of_gradients(before, tokens, seen, mask)
     tokens, mask = tokens.cpu(), mask.cpu()
-    about = {"command": "python nano.py", "step": number, "beta": nano.BETA, "clip": True,
-             "weight": "1 / (N |o_i|)", "rewards": inside["scores"].tolist(),
+    about = {"command": "python nano.py", "step": number, "rewards": inside["scores"].tolist(),
              "lengths": mask.sum(1).view(-1, nano.G).tolist(), "rows": task["rows"],
              "settings": {"G": nano.G, "P": nano.P, "epsilon": nano.EPS_LOW, "beta": nano.BETA}}
-    return Seen(about, {}, questions, tokens[:, -mask.shape[1] :], mask, rewards, rewards > 0,
-                inside["advantages"].flatten().cpu(), rows.tolist(), updates, scored[0], scored[-1],
-                model, tokenizer)
+    return Seen(about, questions, tokens[:, -mask.shape[1] :], mask, rewards, rewards > 0,
+                inside["advantages"].flatten().cpu(), norms, rows.tolist(), updates, scored[0],
+                scored[-1], model, tokenizer)
+
+
+def lengths_of_gradients(model, tokens, seen, mask):
+    """‖∇_θ 1/|o| Σ_t log π(o_t)‖ of each completion."""
+    weights, norms = [p for p in model.parameters() if p.requires_grad], []
+    for row in range(len(mask)):
+        logp = nano.logprobs(model, tokens[[row]], seen[[row]], mask.shape[1])
+        gradient = torch.autograd.grad(logp[mask[[row]]].mean(), weights)
+        norms.append(torch.cat([g.flatten() for g in gradient]).norm().item())
+    return norms
 
 
 def fill_in_the_pruned(updates, ref, scored):
@@ -265,6 +277,7 @@ def completion_of(seen, row):
         "tokens": texts_of(seen.tokenizer, seen.tokens[row, :length].tolist()),
         "reward": seen.rewards[row].item(), "right": bool(seen.right[row]),
         "advantage": short(seen.advantages[row].item()), "kept": row in seen.rows,
+        "norm": short(seen.norms[row]),
         "before": numbers(seen.before[row, :length]),
         "after": numbers(seen.after[row, :length]),
         "passes": passes,
@@ -284,15 +297,10 @@ def page_data(seen, number=None):
         raise UserError(f"--question must lie in 1 … {Q}, not {number}: the step has {Q} "
                         "questions.")
     question = seen.questions[number - 1]
-    updates = []
-    for one in seen.updates:
-        # Σ|o_i| counts all that the policy wrote, also after a random prefix
-        updates.append({"loss": one.values["part"].nansum().item(), "completions": len(one.rows),
-                        "tokens": int(seen.mask[one.rows].sum())})
     return seen.about | {
         "number": number, "questions": Q, "group": G, "trained": len(seen.rows),
         "tokens": int(pushed.sum()), "moved": sum(moved), "least": MOVED,
-        "updates": updates, "lines": seen.lines,
+        "updates": [{"loss": one.values["part"].nansum().item()} for one in seen.updates],
         "question": question["question"], "answer": question["answer"],
         "completions": different(seen, range((number - 1) * G, number * G)),
     }

@@ -64,10 +64,16 @@ function recomputed(data, settings) {
     };
   });
   const of_question = u => sum(completions.map(c => c.kept * sum(c.passes[u]?.part ?? [])));
+  const objective = data.updates.map((_, u) => -A.length * of_question(u));  // the step's loss is a mean over questions
+  // CPPO's section 3.2, without the KL: a completion adds a vector of this length to the first update's gradient
+  const norms = A[at].map((_, i) => data.completions.find(c => c.members.includes(i)).norm);
+  const added = norms.map((norm, i) => Math.abs(A[at][i]) * norm);
+  const share = rows => sum(rows.map(i => added[i])) / (sum(added) || 1);
   return {
     k, N, gamma, above, pooled: pooled.length, allocation: questions_per_step(1, G, k), fill: fill(above, G),
     bucket: balanced(lengths, 2), micro: Math.ceil(N / data.rows), completions,
-    rewards: rewards[at], advantages: A[at], kept: kept[at],
-    objective: data.updates.map((_, u) => -A.length * of_question(u)),  // the step's loss is a mean over questions
+    rewards: rewards[at], advantages: A[at], kept: kept[at], norms, added,
+    share: share(kept[at]), best: share(largest(added, k)),
+    objective, whole: P ? recomputed(data, { ...settings, P: 0 }).objective : objective,
   };
 }

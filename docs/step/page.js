@@ -6,9 +6,11 @@ const $ = id => document.getElementById(id);
 const DATA = JSON.parse($("data").textContent);
 const CHINESE = {
   "CPPO, equation by equation": "CPPO，逐条公式",
-  "Left the equation, in the middle the line of {0} that computes it, right the number that it computed for the token that you choose. Move P, G, ε and β, and all numbers are computed again.":
-    "左边是公式，中间是 {0} 里计算它的那一行，右边是它为你选的 token 算出的数。移动 P、G、ε 和 β，所有的数都会重新计算。",
-  "{0} tokens are pushed. {1} move.": "{0} 个 token 被推动，{1} 个动了。",
+  "Left the equation, in the middle the line of {0} that computes it, right the number that it computed for the token that you choose.":
+    "左边是公式，中间是 {0} 里计算它的那一行，右边是它为你选的 token 算出的数。",
+  "Each equation has a block of its own. Below the equation: what it says, its line of {0}, the function to copy, its test and its notebook; last its number for the token that you choose.":
+    "每条公式自成一块。公式下面依次是：它的意思，{0} 里计算它的那一行，可以取用的函数、它的测试和 notebook，最后是它为你选的 token 算出的数。",
+  "Move P, G, ε and β, and all numbers are computed again.": "移动 P、G、ε 和 β，所有的数都会重新计算。",
   "Step {0} of {1} trains on {2} of the {3} completions of its {4} questions. It pushes {5} tokens, and {6} of them move: their log π changes by more than {7}. Choose a token.{8}":
     "{1} 的第 {0} 步有 {4} 道题目、{3} 个补全，用其中 {2} 个来训练，推动 {5} 个 token，其中 {6} 个动了：log π 的变化超过 {7}。选一个 token。{8}",
   " (Click it, or press ← → ↑ ↓.)": "（点击它，或按 ← → ↑ ↓。）",
@@ -19,14 +21,16 @@ const CHINESE = {
   "Bars:": "色条：", "what the step did to log π": "这一步怎样改变 log π", "gradient": "梯度",
   "more likely": "概率上升", "less likely": "概率下降", "Equal completions are shown once.": "相同的补全只显示一次。",
   "Token {0} of {1}:": "第 {0} 个 token，共 {1} 个：", "Update": "更新", "As in the step": "恢复",
-  "the same for all its tokens": "对它的所有 token 都一样", "{0} of {1}": "{1} 个中的 {0} 个",
+  "{0} of {1}": "{1} 个中的 {0} 个",
   "in the step: {0}": "这一步里：{0}", "its answer is right": "答案正确", "its answer is wrong": "答案错误",
   "row {0}": "第 {0} 行", "not sampled": "未采样", "it reaches γ = {0}, as {1} of {2} do": "达到 γ = {0}；{2} 个中有 {1} 个达到",
   "it is below γ = {0}; {1} of {2} reach it": "低于 γ = {0}；{2} 个中有 {1} 个达到",
   "of this question's {0} would be kept": "这道题目的 {0} 个补全里会保留这么多个", "with B = 1": "取 B = 1",
   "the questions keep {0}; there are {1} places": "各题保留 {0} 个；共有 {1} 个位置", "tokens on one device, {0} on the other": "个 token 在一个设备上，另一个有 {0} 个",
-  "N = {0}, up to {1} together": "N = {0}，一次至多 {1} 个", "of the loss {0}": "损失共 {0}", "not clipped": "未被裁剪", "clipped": "被裁剪",
-  "times β = {0}": "乘以 β = {0}", "a mean over the {0} that are kept": "对保留的 {0} 个取均值",
+  "N = {0}, up to {1} together": "N = {0}，一次至多 {1} 个", "not clipped": "未被裁剪", "clipped": "被裁剪",
+  "times β = {0}": "乘以 β = {0}", "a mean over the {0} that are kept": "对保留的 {0} 个取均值", "a mean over all {0}": "对全部 {0} 个取均值",
+  "all are equal to 0": "全部为 0", "The {0} kept add {1} of these lengths; the best {0} would add {2}.": "保留的 {0} 个占这些长度的 {1}；最好的 {0} 个会占 {2}。",
+  "product": "乘积",
   "the sum of the rewards of {0} tokens": "{0} 个 token 的奖励之和",
   "Only the step itself was made.": "只做过原来的那一步。",
   "so: less likely": "因此：概率下降", "so: more likely": "因此：概率上升", "no gradient": "没有梯度",
@@ -68,7 +72,6 @@ function say(parts, ...values) {
 const fixed = (x, digits) => x.toFixed(digits).replace(/^-(0\.?0*)$/, "$1").replace("-", "−");
 const signed = (x, text) => (x > 0 ? "+" : "") + text;
 const small = x => (x ? Number(x.toPrecision(2)).toString().replace(/-/g, "−") : "0");
-const grouped = n => n.toLocaleString("en");
 const size_of = xs => xs.reduce((most, x) => Math.max(most, Math.abs(x)), 0);
 
 // A probability: two digits, and near 1 two digits of 1 − π
@@ -99,14 +102,8 @@ const moves = c => c.tokens.map((_, t) => Math.abs(change(c, t)) > DATA.least).f
 const in_update = c => c.passes.find(one => one.update === state.update);  // a mini-batch has some completions
 const gradients = c => in_update(c)?.gradient ?? [];
 const here = () => now.completions[state.completion];
-const the_step = DATA.settings && recomputed(DATA, DATA.settings);
-const is_the_step = () => Object.entries(DATA.settings ?? {}).every(([name, x]) => state.settings[name] === x);
-
-// Of a run no other settings can be computed, as its algorithm may be any.
-function compute() {
-  if (DATA.settings) now = recomputed(DATA, state.settings);
-  else now = { completions: DATA.completions.map(c => ({ ...c, kept: c.kept ? c.members.length : 0, count: c.members.length })) };
-}
+const the_step = recomputed(DATA, DATA.settings);
+const is_the_step = () => Object.entries(DATA.settings).every(([name, x]) => state.settings[name] === x);
 
 // At first: the kept completion in which most tokens moved, and its token that moved most
 function find_first() {
@@ -194,17 +191,16 @@ function draw_strip() {
 const two = x => fixed(x, 2);
 const logs = x => [fixed(x, 3), `π ${probability(x)}`];
 const difference = (x, y) => `${fixed(x, 3)} − ${fixed(y, 3)}`.replace("− −", "+ ");
-const update = () => DATA.updates[state.update - 1];
 const kept_here = () => sum(now.completions.map(c => c.kept));
-const beta = () => (DATA.settings ? state.settings.beta : DATA.beta);
+const beta = () => state.settings.beta;
 
 // {row: what is shown of x, the row's number: [the number, words]}. one: the numbers of the update
 const SHOWN = {
   reward: (x, one, t) => [small(x), word(x > 0 ? "its answer is right" : "its answer is wrong")],
-  advantage: x => [signed(x, two(x)), now.rewards ? spread() : word("the same for all its tokens")],
+  advantage: x => [signed(x, two(x)), spread()],
   k: x => [x, `⌊${state.settings.G} · (1 − ${state.settings.P})⌋`],
-  kept: x => [word(x ? "kept" : "pruned"), DATA.settings ? [...say`${kept_here()} of ${now.rewards.length}`, " · ",
-    ...say`row ${(DATA.number - 1) * state.settings.G + here().place}`] : say`${kept_here()} of ${DATA.group}`, bars()],
+  kept: x => [word(x ? "kept" : "pruned"), [...say`${kept_here()} of ${now.rewards.length}`, " · ",
+    ...say`row ${(DATA.number - 1) * state.settings.G + here().place}`], bars(["|A|", now.advantages])],
   threshold: reaches,
   pooled: x => [x, say`of this question's ${state.settings.G} would be kept`],
   allocation: x => [x, [`⌊${state.settings.G} / ${now.k}⌋ `, word("with B = 1")]],
@@ -212,18 +208,20 @@ const SHOWN = {
   bucket: x => [Math.max(...x), say`tokens on one device, ${Math.min(...x)} on the other`],
   micro: x => [x, say`N = ${now.N}, up to ${DATA.rows} together`],
   ref: logs, logp: logs, old: logs,
-  ratio: (x, one, t) => [fixed(x, 3), DATA.settings ? `exp(${difference(one.logp[t], one.old[t])})` : "π / π_old"],
-  surrogate: (x, one, t) => [signed(x, fixed(x, 3)), [DATA.clip ? word(one.clipped[t] ? "clipped" : "not clipped") : "",
-    DATA.settings && !one.clipped[t] ? `: ${fixed(one.ratio[t], 3)} · ${two(here().advantage)}` : ""],
-    DATA.settings && curve(ratio => clipped_surrogate(ratio, here().advantage, state.settings.epsilon), 0.5, 1.5, one.ratio[t])],
+  ratio: (x, one, t) => [fixed(x, 3), `exp(${difference(one.logp[t], one.old[t])})`],
+  surrogate: (x, one, t) => [signed(x, fixed(x, 3)), one.clipped[t] ? word("clipped")
+    : [word("not clipped"), `: ${fixed(one.ratio[t], 3)} · ${two(here().advantage)}`],
+    curve(ratio => clipped_surrogate(ratio, here().advantage, state.settings.epsilon), 0.5, 1.5, one.ratio[t])],
   kl: (x, one, t) => [small(x), say`times β = ${beta()}`,
-    DATA.settings && curve(log_r => kl_k3(0, log_r), -1.5, 1.5, one.ref[t] - one.logp[t])],
+    curve(log_r => kl_k3(0, log_r), -1.5, 1.5, one.ref[t] - one.logp[t])],
   k1: (x, one, t) => [`${small(x)}, ${small(one.k2[t])}`, "k1, k2"],
-  weight: x => [small(x), DATA.settings ? `1 / (${now.N} · ${own_tokens(completion())})` : weight_formula()],
-  part: (x, one, t) => [signed(x, small(x)), DATA.settings
-    ? `−${small(one.weight[t])} · (${fixed(one.surrogate[t], 3)} − ${beta()} · ${small(one.kl[t])})` : say`of the loss ${small(update().loss)}`],
+  weight: x => [small(x), `1 / (${now.N} · ${own_tokens(completion())})`],
+  part: (x, one, t) => [signed(x, small(x)), `−${small(one.weight[t])} · (${fixed(one.surrogate[t], 3)} − ${beta()} · ${small(one.kl[t])})`],
+  whole: x => [signed(x, fixed(x, 3)), say`a mean over all ${now.rewards.length}`],
   objective: x => [signed(x, fixed(x, 3)), say`a mean over the ${now.k} that are kept`],
   gradient: x => [signed(x, small(x)), word(x > 0 ? "so: less likely" : x < 0 ? "so: more likely" : "no gradient")],
+  contribution: x => [two(x), [`${two(Math.abs(here().advantage))} · ${two(now.norms[here().place])}. `, ...adds()],
+    bars(["|A|", now.advantages], ["‖∇ log π‖", now.norms], [word("product"), now.added])],
   token_reward: (x, one, t) => [signed(x, small(x)), `−${beta()} · (${difference(one.old[t], one.ref[t])})${t === one.old.length - 1 ? ` + ${here().reward}` : ""}`],
   gae: (x, one, t) => [signed(x, fixed(x, 3)), say`the sum of the rewards of ${one.gae.length - t} tokens`],
   ppo: (x, one, t) => [signed(x, fixed(x, 3)), `ρ = ${fixed(one.ratio[t], 3)}, A = ${fixed(one.gae[t], 3)}`],
@@ -242,11 +240,10 @@ function reaches(A) {
     ? say`it reaches γ = ${gamma}, as ${count} of ${G} do` : say`it is below γ = ${gamma}; ${count} of ${G} reach it`];
 }
 
-// 1 / (N |o_i|) with its numbers, in a run
-function weight_formula() {
-  const { completions, tokens } = update();
-  return DATA.weight.replace("Σ_i |o_i|", tokens).replace("|o_i|", own_tokens(completion()))
-    .replace("N ", `${completions} · `).replace("L", DATA.longest);
+// How much of what all completions add the kept ones add, and how much as many others could add
+function adds() {
+  const [share, best] = [now.share, now.best].map(x => `${Math.round(100 * x)} %`);
+  return now.best === 0 ? [word("all are equal to 0")] : say`The ${now.k} kept add ${share} of these lengths; the best ${now.k} would add ${best}.`;
 }
 
 // --- small pictures ---
@@ -258,15 +255,17 @@ function svg(tag, attributes, ...parts) {
   return made;
 }
 
-const picture = (...parts) => svg("svg", { viewBox: "0 0 240 64", "aria-hidden": true }, ...parts);
+const picture = (height, ...parts) => svg("svg", { viewBox: `0 0 240 ${height}`, height, "aria-hidden": true }, ...parts);
 
-// |A| of each completion of the question
-function bars() {
-  if (!DATA.settings) return null;
-  const most = size_of(now.advantages) || 1, width = 240 / now.advantages.length;
-  return picture(...now.advantages.map((A, i) => {
-    const height = 2 + 60 * Math.abs(A) / most, own = DATA.completions[state.completion].members.includes(i) ? "own" : "";
-    return svg("rect", { x: i * width + 1, y: 64 - height, width: width - 3, height, class: `${now.kept.includes(i) ? "kept" : ""} ${own}` });
+// Of each completion of the question a bar for |x|, in one row or more. rows: [[its name, the numbers]]
+function bars(...rows) {
+  const high = 84, width = 240 / now.advantages.length, { members } = completion();
+  return picture(rows.length * high, ...rows.flatMap(([name, xs], row) => {
+    const bottom = row * high + 64, most = size_of(xs) || 1, label = svg("text", { x: 1, y: bottom + 15 }, name);
+    return [label, ...xs.map((x, i) => {
+      const height = 2 + 60 * Math.abs(x) / most, own = members.includes(i) ? "own" : "";
+      return svg("rect", { x: i * width + 1, y: bottom - height, width: width - 3, height, class: `${now.kept.includes(i) ? "kept" : ""} ${own}` });
+    })];
   }));
 }
 
@@ -276,7 +275,7 @@ function curve(f, from, to, x) {
   const [low, high] = [Math.min(...ys), Math.max(...ys)];
   const place = x => [240 * (x - from) / (to - from), 62 - 60 * (f(x) - low) / (high - low || 1)];
   const [cx, cy] = place(Math.min(Math.max(x, from), to));
-  return picture(svg("line", { x1: cx, x2: cx, y1: 0, y2: 64 }), svg("path", { d: `M${xs.map(place).join("L")}` }), svg("circle", { cx, cy, r: 5 }));
+  return picture(64, svg("line", { x1: cx, x2: cx, y1: 0, y2: 64 }), svg("path", { d: `M${xs.map(place).join("L")}` }), svg("circle", { cx, cy, r: 5 }));
 }
 
 // --- the rows ---
@@ -293,7 +292,8 @@ function shown(key) {
   }
   if (OF_STEP.includes(key)) return SHOWN[key](now[key]);
   if (own.advantage === undefined) return ["–", word("not sampled")];
-  const x = key === "objective" ? now.objective[state.update - 1] : key in own ? own[key] : one?.[key]?.[t];
+  if (key === "contribution") return SHOWN[key](now.added[own.place]);
+  const x = ["objective", "whole"].includes(key) ? now[key][state.update - 1] : key in own ? own[key] : one?.[key]?.[t];
   return x == null ? ["–", word(own.kept ? "not trained on" : "not computed: pruned")] : SHOWN[key](x, one, t);
 }
 
@@ -323,15 +323,6 @@ function draw_rows() {
   });
 }
 
-// Of a run the page shows its lines, and no equation: each algorithm has its own.
-function show_lines_of_run() {
-  document.body.classList.add("run");
-  for (const row of document.querySelectorAll("article")) {
-    if (row.id in DATA.lines) row.querySelector(".code").replaceChildren(element("code", "", DATA.lines[row.id]));
-    else row.remove();
-  }
-}
-
 // --- what can be changed ---
 
 const LARGEST = { G: DATA.group, P: 0.9375, epsilon: 0.4, beta: 0.2 }, STEP = { G: 1, P: 0.0625, epsilon: 0.01, beta: 0.01 };
@@ -341,13 +332,12 @@ function set(name, x) {
   state.settings[name] = x;
   const { G, P } = state.settings;
   state.settings.P = Math.min(P, Math.floor(16 * (1 - 1 / G)) / 16);  // one completion is always kept
-  compute();
+  now = recomputed(DATA, state.settings);
   draw_completions();
   draw_token();
 }
 
 function draw_sliders() {
-  if (!DATA.settings) return;
   $("sliders").replaceChildren(...Object.entries({ P: ["P", "pruned"], G: ["G", "sampled"], epsilon: ["ε", "clip"], beta: ["β", "KL"] }).map(([name, [letter, what]]) => {
     const input = element("input", ""), label = element("label", "", element("span", "", letter, element("small", "", word(what))), element("output", ""), input);
     Object.assign(input, { type: "range", min: name === "G" ? 2 : 0, max: LARGEST[name], step: STEP[name] });
@@ -401,7 +391,7 @@ function about_token(c, t, name) {
   }
   const what = x < 0 ? say`${name} became less likely: π ${p} → ${q}.` : say`${name} became more likely: π ${p} → ${q}.`;
   if (!c.kept) return [what, say`It moved all the same, because all completions share the same weights.`];
-  if (own * x > 0) return [what, DATA.beta
+  if (own * x > 0) return [what, DATA.settings.beta
     ? say`That is against its own gradient: the step follows the sum over all ${DATA.trained} kept completions, their KL pulls too, and AdamW remembers earlier steps.`
     : say`That is against its own gradient: the step follows the sum over all ${DATA.trained} kept completions, and AdamW remembers earlier steps.`];
   return sure ? [what] : [what, say`Here the model had a choice.`];
@@ -450,15 +440,15 @@ function draw_token() {
 
 function draw() {
   document.documentElement.lang = state.lang;
-  document.title = DATA.settings ? word("CPPO, equation by equation")
-    : say`${grouped(DATA.tokens)} tokens are pushed. ${DATA.moved} move.`.join("");
-  document.querySelector("h1").textContent = document.title;
-  const [file, command] = ["nano.py", DATA.command].map(text => element("code", "", text));
+  document.title = document.querySelector("h1").textContent = word("CPPO, equation by equation");
+  const file = () => element("code", "", "nano.py"), command = element("code", "", DATA.command);
   const keys = element("span", "", word(" (Click it, or press ← → ↑ ↓.)"));
   keys.id = "keys";
-  $("about").replaceChildren(...say`Left the equation, in the middle the line of ${file} that computes it, right the number that it computed for the token that you choose. Move P, G, ε and β, and all numbers are computed again.`);
-  $("about").hidden = !DATA.settings;
-  $("words").replaceChildren(...say`Step ${DATA.step} of ${command} trains on ${DATA.trained} of the ${DATA.questions * DATA.group} completions of its ${DATA.questions} questions. It pushes ${grouped(DATA.tokens)} tokens, and ${DATA.moved} of them move: their log π changes by more than ${DATA.least}. Choose a token.${keys}`);
+  $("about").replaceChildren(
+    element("span", "wide", ...say`Left the equation, in the middle the line of ${file()} that computes it, right the number that it computed for the token that you choose.`),
+    element("span", "narrow", ...say`Each equation has a block of its own. Below the equation: what it says, its line of ${file()}, the function to copy, its test and its notebook; last its number for the token that you choose.`),
+    " ", word("Move P, G, ε and β, and all numbers are computed again."));
+  $("words").replaceChildren(...say`Step ${DATA.step} of ${command} trains on ${DATA.trained} of the ${DATA.questions * DATA.group} completions of its ${DATA.questions} questions. It pushes ${DATA.tokens} tokens, and ${DATA.moved} of them move: their log π changes by more than ${DATA.least}. Choose a token.${keys}`);
   $("question").textContent = DATA.question;
   const right = DATA.completions.filter(c => c.right).reduce((n, c) => n + c.members.length, 0);
   $("answer").replaceChildren(...say`right: ${DATA.answer} · ${right} of ${DATA.group} are right`);
@@ -488,7 +478,6 @@ function read_address() {
   draw();
 }
 addEventListener("hashchange", read_address);
-if (!DATA.settings) show_lines_of_run();
 find_first();
-compute();
+now = the_step;
 read_address();

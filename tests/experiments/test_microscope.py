@@ -3,6 +3,7 @@ docs/step.html are calculated here a second time, without the project's function
 JavaScript computes with other settings is what the project's functions compute."""
 
 import json
+import math
 import re
 from copy import deepcopy
 
@@ -110,15 +111,22 @@ def test_the_sliders_compute_what_python_computes(G, P, epsilon, beta):
     kept, A = cppo.prune(advantages, k), advantages[number]
     own = kept[number]
     lengths = torch.tensor(SHIPPED["lengths"])[:, :G].flatten()[cppo.batch_rows(kept, G)].tolist()
+    norms = {i: c["norm"] for c in SHIPPED["completions"] for i in c["members"]}
+    added = A.abs() * torch.tensor([norms[i] for i in range(G)])
+    total = added.sum() or 1.0  # if all rewards are equal, no completion adds anything
     shares = [sum(lengths[i] for i in share) for share in allocate.balance(lengths, 2)]
     above = cppo.prune_below(advantages, A[own].abs().min()).sum(1).tolist()
     right = {
         "k": k, "kept": own, "advantages": A, "above": above, "bucket": shares,
         "pooled": (cppo.prune_pooled(advantages, kept.numel()) // G == number).sum(),
         "allocation": allocate.questions_per_step(1, G, k), "fill": allocate.fill(above, G),
+        "added": added, "share": added[own].sum() / total,
+        "best": added.topk(k).values.sum() / total,
         "micro": -(-kept.numel() // nano.TOY["rows"]), "rewards": rewards[number]}
     for name, x in right.items():
         close(now[name], torch.as_tensor(x), 1e-6)
+    everything = recomputed(SHIPPED, {"G": G, "P": 0.0, "epsilon": epsilon, "beta": beta})
+    assert now["whole"] == everything["objective"]
     found = [c for c in now["completions"] for _ in range(c["kept"])]
     places = [c["place"] for c in found]
     for u, objective in enumerate(now["objective"]):
@@ -143,6 +151,19 @@ def test_the_log_probabilities_are_those_of_each_model(seen, loaded):
         with torch.no_grad():
             right = completion_logprobs(own, [prompt], tokens, mask)[mask]
         assert values == pytest.approx(right.tolist(), abs=TOLERANCE)
+
+
+def test_the_length_of_a_gradient_is_that_of_the_model_before_the_step(loaded, monkeypatch):
+    """‖∇_θ 1/|o| Σ_t log π‖ of the base model, through the tests' own log π."""
+    monkeypatch.setattr(nano, "Q", 1)
+    first, own = microscope.step_of_nano(1), deepcopy(loaded[0]).cpu().float()
+    prompt = first.tokenizer(first.questions[0]["question"]).input_ids
+    for row in first.rows:
+        tokens, mask = first.tokens[[row]], first.mask[[row]]
+        mean = completion_logprobs(own, [prompt], tokens, mask)[mask].mean()
+        gradient = torch.autograd.grad(mean, [*own.parameters()])
+        right = math.sqrt(sum(g.square().sum().item() for g in gradient))
+        assert first.norms[row] == pytest.approx(right, rel=1e-3)
 
 
 # --- the page ---
