@@ -1,8 +1,9 @@
 """The policy of the notebooks. All its completions can be listed, so an expectation is a sum.
 
-It has three words: "." ends a completion, then "a" and "b". A completion has at most three words,
-so there are 15. Its parameters theta, (5, 3), are rows of logits: one row for the first word, then
-one for each place and the word before it. Import plots first: it finds the project's files.
+It has three words (tokens): "." ends a completion, then "a" and "b". A completion has at most three
+words, so there are 15. Its parameters theta, (5, 3), are rows of logits: one row for the first
+word, then one for each place and the word before it. Import plots first: it finds the project's
+files.
 """
 
 from itertools import product
