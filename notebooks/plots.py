@@ -151,7 +151,7 @@ def plain_ticks(axis, *, x=(), y=()):
 def chart(title, x, lines, **labels):
     """A line for each entry of `lines`, {label: y}; few points are marked. labels: of the axes."""
     figure, axis = panels(height=3, width=6.5)
-    styles = ("o-", "s-", "^-", "D-") if len(x) < 25 else ("-", "-", "-", "-")
+    styles = ("o-", "s--", "^-", "D-") if len(x) < 25 else ("-", "-", "-", "-")
     curves(axis, x, lines, styles, markersize=4)
     axis.set(title=title, **labels)
     picture(figure)
