@@ -28,7 +28,7 @@ def test_a_page_is_what_its_parts_make_and_loads_nothing(name):
 
 # --- what a reader does ---
 
-STEPS = "live.map(state => state.step)"
+STEPS = "lanes.map(lane => lane.points.at(-1)?.step ?? 0)"
 # [completion, × how many, reward, A, kept or pruned] of each row of a lane
 ROWS = """(lane => [...document.querySelectorAll(`#lane${lane} tbody tr`)].map(row =>
   [...row.querySelectorAll("code, .times, .from2, .value, .from4")].map(node => node.textContent)
@@ -57,7 +57,7 @@ def check_the_numbers(page, lane):
 def test_a_reader_sees_one_step_then_both_models_learn_by_a_reward_of_the_reader(browser):
     settings = "lang=en&group_size=4&pruning_rate1=0.5&questions_per_step1=2"
     page = browser.open(f"{PAGE}#{settings}", 1280, 900)
-    page.wait("window.live", 20)
+    page.wait("lanes.length", 20)
     change = "expression.dispatchEvent(new Event('change', {bubbles: true}))"
     page.run(f"expression.value = 'completion.'; {change}")  # it is broken: there is no start
     page.wait("run.disabled && one.disabled", 20)
@@ -77,8 +77,8 @@ def test_a_reader_sees_one_step_then_both_models_learn_by_a_reward_of_the_reader
     wait_for_steps(page, 3)
     page.click("#run")  # pause
     page.run("new Promise(done => setTimeout(done, 2000))")  # the step that was begun
-    states = page.run("live")
+    accuracies = page.run("lanes.map(lane => lane.points.at(-1).accuracy)")
     shown = page.run("[...document.querySelectorAll('#accuracy b')].map(node => node.innerText)")
-    assert shown == [f"{state['accuracy']:.2f}" for state in states]
+    assert shown == [f"{accuracy:.2f}" for accuracy in accuracies]
     page.click("#anew")
     assert page.run(STEPS) == [0, 0]

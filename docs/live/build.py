@@ -3,66 +3,51 @@ weights, in one file.
 
     python docs/live/build.py
 
-A browser opens the file without a server, so nothing may be loaded: a worker starts from the text
-of WORKER, and the weights of the toy's base model stand in the page as float16 in base64.
+A browser opens the file without a server, so nothing may be loaded: a worker starts from a text in
+the page, and the weights of the toy's base model stand in the page as float16 in base64.
 """
 
-import argparse
 import base64
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 from safetensors.torch import load_file
 
-HERE = Path(__file__).parent
-BASE = HERE.parents[1] / "tasks" / "toy_base" / "model.safetensors"
-WORKER = ["model", "sampling", "grpo", "cppo", "adamw", "toy", "step"]
-COLUMNS = 100
-
-
-def tensors():
-    """The names of the weights in the order of TENSORS in model.js."""
-    code = (HERE / "model.js").read_text()
-    layer = re.search(r"LAYER_TENSORS = \[\n(.+?)\n\];", code, re.DOTALL)[1]
-    names = re.findall(r'\["([\w.]+)"', layer)
-    layers = [f"model.layers.{i}.{name}" for i in range(2) for name in names]
-    return ["model.embed_tokens.weight", *layers, "model.norm.weight"]
+DOCS = Path(__file__).parents[1]
+BASE = DOCS.parent / "tasks/toy_base/model.safetensors"
 
 
 def weights():
-    """All weights one after the other, float16, little-endian, in base64, as lines."""
+    """All weights one after the other, float16, in base64, in the order of TENSORS in model.js."""
+    code = (DOCS / "live/model.js").read_text()
+    *layer, first, last = re.findall(r'\["([\w.]+)", \[', code)
+    layers = [f"model.layers.{i}.{name}" for i in range(2) for name in layer]
     of = load_file(BASE)
-    names = tensors()
-    if sorted(names) != sorted(of):
-        raise ValueError("model.js names other tensors than the base model has")
-    flat = b"".join(of[name].half().numpy().astype("<f2").tobytes() for name in names)
-    text = base64.b64encode(flat).decode()
-    return "\n".join(text[i : i + COLUMNS] for i in range(0, len(text), COLUMNS))
+    flat = b"".join(of[name].half().numpy().tobytes() for name in [first, *layers, last])
+    return textwrap.fill(base64.b64encode(flat).decode(), 100)
 
 
 def page(name):
-    """The text of a page of docs. Its parts stand in its own folder or in docs/live."""
-    worker = "\n".join((HERE / f"{part}.js").read_text() for part in WORKER)
-    worker += "\n" + (HERE.parent / name / "worker.js").read_text()
-    made = {"worker": worker, "weights": weights()}
-
+    """The text of a page. Each of its parts {{file}} stands in its own folder or in docs/live."""
     def part(found):
-        own, shared = HERE.parent / name / found[1], HERE / found[1]
-        return made.get(found[1]) or (own if own.exists() else shared).read_text()
+        own = DOCS / name / found[1]
+        return (own if own.exists() else DOCS / "live" / found[1]).read_text()
 
-    text = (HERE.parent / name / "page.html").read_text()
-    return re.sub(r"\{\{(.+?)\}\}\n?", part, text)
+    text = (DOCS / name / "page.html").read_text()
+    text = text.replace("{{weights}}", weights())
+    return re.sub(r"\{\{(.+?)\}\}\n", part, text)
 
 
-def main(argv):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.parse_args(argv)
+def main():
     for name in ("live", "you"):
-        (HERE.parent / f"{name}.html").write_text(page(name))
+        (DOCS / f"{name}.html").write_text(page(name))
         print(f"written: docs/{name}.html")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if sys.argv[1:]:  # --help
+        print(__doc__)
+    else:
+        main()

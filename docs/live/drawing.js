@@ -1,10 +1,7 @@
 "use strict";
 // What one sees: each function draws one part of the page from the state of the lanes.
 
-const sum = xs => xs.reduce((a, b) => a + b, 0);
 const mean = xs => sum(xs) / xs.length;
-const fixed = (x, digits) => x.toFixed(digits).replace(/^-(0\.?0*)$/, "$1").replace("-", "−");
-const signed = x => (Number(x.toFixed(2)) > 0 ? "+" : "") + fixed(x, 2);
 const brief = x => fixed(x, Number.isInteger(x) ? 0 : 2);
 const grouped = n => n.toLocaleString("en");
 
@@ -31,7 +28,7 @@ const SHARE_OF_BLUE = { 0: 30, 0.25: 40, 0.5: 55, 0.75: 75 };
 const is_blue = ({ method }) => ["cppo", "pooled"].includes(method);
 
 function color_of({ settings }) {
-  if (!is_blue(settings)) return "var(--grpo)";
+  if (!is_blue(settings)) return "var(--grey)";
   const share = SHARE_OF_BLUE[settings.pruning_rate];
   return share ? `color-mix(in srgb, var(--cppo) ${share}%, var(--card))` : "var(--cppo)";
 }
@@ -57,9 +54,6 @@ function draw_rivals() {
     return `<div>${title}${line}</div>`;
   };
   $("rivals").innerHTML = lanes.map(rival).join("");
-  const same = lanes[0].settings.lr === lanes[1].settings.lr;
-  $("same").disabled = same && default_rate(0) === default_rate(1);  // then it is not seen
-  $("same").textContent = same ? say`A rate of its own for each` : say`Same rate for both`;
 }
 
 // --- the curves ---
@@ -202,12 +196,9 @@ function draw_time() {
   const row = (lane, i) => {
     const [sampling, logprobs, update] = times[i].map(([, ms]) => fixed(ms, 0));
     const spoken = say`sampling ${sampling}, log-probabilities ${logprobs}, update ${update} ms`;
-    const { questions_per_step: Q } = lane.settings;
-    const step = fixed(totals[i] * Q, 0);
     return `<span class="name${i}">${title_of(lane)}</span><b>${say`${fixed(totals[i], 0)} ms`}</b>
       <div class="lane${i}" role="img" aria-label="${spoken}" title="${spoken}">
-        ${times[i].map(bar).join("")}</div>
-      <p>${say`Questions in a step: ${Q}. A step takes ${step} ms.`}</p>`;
+        ${times[i].map(bar).join("")}</div>`;
   };
   $("time").innerHTML = lanes.map(row).join("");
   write("bound", bound(times, totals));
@@ -243,6 +234,7 @@ function draw_stages() {
     button.ariaPressed = i + 1 === stage;
     button.className = i < stage ? "done" : "";
   }
+  [...$("stage_text").children].forEach((text, i) => text.hidden = i !== stage);
   Object.assign(document.querySelector(".box").dataset, { stage, seen: seen_lane });
   $("other").textContent = say`Show ${title_of(lanes[1 - seen_lane])}`;
 }
@@ -317,7 +309,7 @@ function formulas({ shown, settings }, completions) {
   const equal = teaches({ completions }) ? "" : say`All rewards are equal, so every A is 0.`;
   return `${line(3, by_std ? A : say`A = r − mean`, advantage, signed(first.advantage))}
     <p class="from3">${equal}</p>
-    ${line(4, "k = ⌊G (1 − P)⌋", `⌊${G} · (1 − ${P})⌋`, keep(G, P))}
+    ${line(4, "k = ⌊G (1 − P)⌋", `⌊${G} · (1 − ${P})⌋`, k_of(settings))}
     <p class="from4">${say`Of the ${all.length} completions of this step, ${kept} are kept.`}
       ${tie(completions, settings)}</p>
     <p class="from5">${kl_text(shown, beta)}</p>

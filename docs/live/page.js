@@ -1,8 +1,6 @@
 "use strict";
 // What one does: the settings, the two lanes in their workers, and the buttons.
 
-const $ = id => document.getElementById(id);
-
 // --- the settings: the page's own form, and the address holds them ---
 
 const form = $("settings");
@@ -19,9 +17,7 @@ const EXPRESSIONS = {
 const setting = name => form.elements[name].value;
 const number = name => Number(setting(name));
 const prunes = lane => !["grpo", "drgrpo"].includes(setting("method" + lane));
-// k = ⌊G (1 − P)⌋
-const keep = (G, P) => Math.floor(G * (1 - P) + 1e-9);
-const k_of = ({ group_size, pruning_rate }) => keep(group_size, pruning_rate);
+const k_of = ({ group_size, pruning_rate }) => keep_count(group_size, pruning_rate);
 
 function choose(name, value) {
   const control = form.elements[name];
@@ -36,7 +32,7 @@ function make_valid() {
   for (const lane of LANES) {
     const name = "pruning_rate" + lane;
     const rates = [...form.elements[name].options].map(option => Number(option.value));
-    const allowed = P => P <= number(name) && keep(number("group_size"), P) >= 1;
+    const allowed = P => P <= number(name) && keep_count(number("group_size"), P) >= 1;
     choose(name, prunes(lane) ? String(rates.findLast(allowed)) : "0");
     form.elements[name].disabled = !prunes(lane);
   }
@@ -184,13 +180,6 @@ function film(seconds) {
   draw();
 }
 
-// For tests and for the curious: the newest state of the lanes
-function newest({ settings, points }) {
-  const { step, seconds, completions, accuracy = null, length = null } = points.at(-1) ?? NOTHING;
-  return { method: settings.method, step, seconds, completions, accuracy, length };
-}
-Object.defineProperty(window, "live", { get: () => lanes.map(newest) });
-
 // --- the buttons ---
 
 function start_or_pause() {
@@ -230,17 +219,6 @@ function press(event) {
   if (!repeat) action();
 }
 
-const default_rate = lane => (prunes(lane) ? "0.0003" : "0.0001");
-
-// The smaller rate for both, or again the one that each method begins with
-function same_rate() {
-  const rates = LANES.map(lane => setting("lr" + lane));
-  const is_same = rates[0] === rates[1];
-  const smaller = Number(rates[0]) < Number(rates[1]) ? rates[0] : rates[1];
-  for (const lane of LANES) choose("lr" + lane, is_same ? default_rate(lane) : smaller);
-  changed(["lr0", "lr1"]);
-}
-
 function start_anew() {
   reset();
   draw();
@@ -251,20 +229,20 @@ function pick({ target: { name } }) {
   if (lane) {  // as default_settings: 16 completions are trained on in a step
     choose("pruning_rate" + lane, prunes(lane) ? "0.875" : "0");
     choose("questions_per_step" + lane, prunes(lane) ? "8" : "1");
-    choose("lr" + lane, default_rate(lane));
+    choose("lr" + lane, prunes(lane) ? "0.0003" : "0.0001");
   }
   if (name === "expression") choose("reward", "own");
   changed([name]);
 }
 
 function click(event) {
-  const { dataset, id, hash, parentNode } = event.target;
+  const { dataset, id, hash } = event.target;
   if (dataset.stage) stage = Number(dataset.stage);
   const lane = id.match(/^next(\d)/)?.[1];
   if (lane) lanes[lane].group += 1;
   if (id === "other") seen_lane = 1 - seen_lane;
   if (dataset.stage || lane || id === "other") draw();
-  if (parentNode.className !== "try") return;
+  if (!event.target.matches(".try [href^='#']")) return;
   event.preventDefault();  // a link to try leaves the settings that it does not name
   follow(hash);
 }
@@ -284,7 +262,6 @@ choose("lang", navigator.language.startsWith("zh") ? "zh" : "en");
 $("run").addEventListener("click", start_or_pause);
 $("one").addEventListener("click", one_at_a_time);
 $("anew").addEventListener("click", start_anew);
-$("same").addEventListener("click", same_rate);
 document.addEventListener("keydown", press);
 document.addEventListener("change", pick);
 document.addEventListener("click", click);

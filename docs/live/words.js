@@ -2,7 +2,8 @@
 // What all pages say alike: completions, and two languages. A page is written in English;
 // chinese.json holds what it says in Chinese, with {0}, {1}, … for the values.
 
-const CHINESE = JSON.parse(document.getElementById("chinese").textContent);
+const $ = id => document.getElementById(id);
+const CHINESE = JSON.parse($("chinese").textContent);
 const texts = new Map();  // each text that stands in the page itself: what it says in English
 const PROBLEMS = ["The reward fails: {0}", "The reward must be a finite number, not {0}."];
 let language = "en";
@@ -40,6 +41,10 @@ function speak(lang) {
   document.documentElement.lang = lang;
   for (const [text, english] of texts) text.data = word(english);
 }
+
+const sum = xs => xs.reduce((a, b) => a + b, 0);
+const fixed = (x, digits) => x.toFixed(digits).replace(/^-(0\.?0*)$/, "$1").replace("-", "−");
+const signed = x => (Number(x.toFixed(2)) > 0 ? "+" : "") + fixed(x, 2);
 
 // A completion in one line, with its tags in grey. Apart from tags it has no letters.
 const colored = text =>

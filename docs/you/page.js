@@ -1,7 +1,6 @@
 "use strict";
 // What a click does, and what one sees. The worker holds the model.
 
-const $ = (id) => document.getElementById(id);
 // A link holds the rows that were liked. VERSION goes up only if such a link no longer makes the
 // same model, and tests/test_you.py says when that is.
 const VERSION = "1";
@@ -15,8 +14,6 @@ let worker, player, taught, linked, guessed, seen, first, now, liked, reached;
 const done = {}; // of each goal that was reached: the fewest clicks
 
 const percent = (share) => `${Math.round(100 * share)}\u00a0%`; // on one line
-const signed = (x) => (x < 0 ? "−" : "+") + Math.abs(x).toFixed(2);
-const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 const lessons = () => taught.filter(({ share }) => share > 0 && share < 1);
 const clicks = () => sum(lessons().map((round) => round.liked.length));
 const count = (row) => seen.rows[row].places.length;
@@ -171,7 +168,8 @@ async function challenge() {
     await navigator.clipboard.writeText(url);
     $("shared").textContent =
       say`The link is copied. It shows your lesson and asks what you wanted.`;
-  } catch {
+  } catch { // no permission, or no https
+    $("shared").textContent = say`Copy the link with Ctrl+C (on a Mac ⌘C). It is selected.`;
     $("address").hidden = false;
     $("address").select();
   }
@@ -356,7 +354,7 @@ function click({ target, detail }) {
 
 function press(event) {
   const { key, target } = event;
-  if (target.id === "own" || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (target.matches("#own, #address") || event.ctrlKey || event.metaKey || event.altKey) return;
   if (/^[1-9]$/.test(key)) like(key - 1);
   if (key !== "Enter" || (target.closest("a, button") && !target.closest(".answer"))) return;
   event.preventDefault();
