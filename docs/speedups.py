@@ -39,8 +39,10 @@ def result(name):
     return stored(f"experiments/results/{name}")
 
 
-def rows_of(name):
-    return by_name(result(name)["rows"])
+def pair(study, key, grpo="GRPO", cppo="CPPO, P=0.875"):
+    """What two rows of a study have measured."""
+    rows = by_name(result(study)["rows"])
+    return rows[grpo][key], rows[cppo][key]
 
 
 def bars():
@@ -61,17 +63,15 @@ def of_the_gpu():
 
 
 def of_the_toy():
-    table1, together, controls = map(rows_of, ("table1", "together", "controls"))
-
     def bar(name):
-        less = table1["GRPO"]["sampled"]["mean"] - table1[name]["sampled"]["mean"]
-        said, what = f"{less:.2f} less accurate", f"toy, {name.replace('=', ' = ')}"
-        return Bar(what, table1[name]["speedup"]["median"], said, PALER[name])
+        _, speedup = pair("table1", "speedup", cppo=name)
+        grpo, cppo = pair("table1", "sampled", cppo=name)
+        said = f"{grpo['mean'] - cppo['mean']:.2f} less accurate"
+        return Bar(f"toy, {name.replace('=', ' = ')}", speedup["median"], said, PALER[name])
 
-    pair = [together[name]["seconds"]["values"]
-            for name in ("GRPO, 8 mini-batches", "CPPO, P=0.875")]
-    fair = median(grpo / cppo for grpo, cppo in zip(*pair))
-    slow, fast = (controls[name]["seconds_to_85"] for name in ("GRPO", "CPPO, P=0.875"))
+    grpo, cppo = pair("together", "seconds", grpo="GRPO, 8 mini-batches")
+    fair = median(a / b for a, b in zip(grpo["values"], cppo["values"]))
+    slow, fast = pair("controls", "seconds_to_85")
     return [
         bar("P=0.9375"), bar("P=0.875"),
         Bar("toy, P = 0.875; GRPO, too, 8 together", fair, "the fair pair"),
@@ -105,16 +105,14 @@ def of_long_prompts():
 
 
 def of_a_real_model():
-    rows = rows_of("real")
-    curves = [rows[name]["curves"] for name in ("GRPO", "CPPO, P=0.75")]
+    curves = pair("real", "curves", cppo="CPPO, P=0.75")
     grpo, cppo = (median(reached(of_seeds, 0.5, 480)) for of_seeds in curves)
     return Bar("SmolLM2-135M, until 50 of 100 are right", grpo / cppo,
                "P = 0.75: three seeds show no difference", PALER["P=0.75"])
 
 
 def in_answers():
-    rows = rows_of("controls")
-    grpo, cppo = (rows[name]["completions_to_85"] for name in ("GRPO", "CPPO, P=0.875"))
+    grpo, cppo = pair("controls", "completions_to_85")
     said = f"CPPO needs {cppo / grpo:.1f} times as many"
     return Bar("toy, counted in sampled answers", grpo / cppo, said, FAILS)
 

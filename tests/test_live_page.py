@@ -80,5 +80,7 @@ def test_a_reader_sees_one_step_then_both_models_learn_by_a_reward_of_the_reader
     accuracies = page.run("lanes.map(lane => lane.points.at(-1).accuracy)")
     shown = page.run("[...document.querySelectorAll('#accuracy b')].map(node => node.innerText)")
     assert shown == [f"{accuracy:.2f}" for accuracy in accuracies]
+    above = "$('story').getBoundingClientRect().bottom <= accuracy.getBoundingClientRect().top"
+    assert page.run(above)  # the sentence with the result
     page.click("#anew")
     assert page.run(STEPS) == [0, 0]

@@ -37,7 +37,7 @@ def page(name):
 
     text = (DOCS / name / "page.html").read_text()
     text = text.replace("{{weights}}", weights())
-    return re.sub(r"\{\{(.+?)\}\}\n", part, text)
+    return re.sub(r"\{\{(.+?)\}\}\n?", part, text)
 
 
 def main():

@@ -352,7 +352,8 @@ function draw_buttons() {
   $("one").textContent = next || say`One step at a time`;
   const problem = lanes.find(lane => lane.problem)?.problem;
   write("status", problem ? "" : word(said));
-  write("problem", problem ? translate(problem) : "");
+  const [sentence, ...rest] = (problem ?? "").split(": ");  // an error comes in English
+  write("problem", [word(sentence), ...rest].join(": "));
 }
 
 function draw_box() {

@@ -94,7 +94,7 @@ function score(reward, text, answer, question) {
     throw new Error(`The reward fails: ${error?.message ?? error}`);
   }
   if (typeof value === "boolean") return Number(value);
-  if (!Number.isFinite(value)) throw new Error(`The reward must be a finite number, not ${value}.`);
+  if (!Number.isFinite(value)) throw new Error(`The reward must be a finite number: ${value}`);
   return value;
 }
 

@@ -5,7 +5,6 @@
 const $ = id => document.getElementById(id);
 const CHINESE = JSON.parse($("chinese").textContent);
 const texts = new Map();  // each text that stands in the page itself: what it says in English
-const PROBLEMS = ["The reward fails: {0}", "The reward must be a finite number, not {0}."];
 let language = "en";
 
 const one_line = text => text.trim().replace(/\s+/g, " ");
@@ -15,17 +14,6 @@ const word = english => (language === "zh" && CHINESE[one_line(english)]) || eng
 function say(parts, ...values) {
   const key = parts.reduce((text, part, i) => `${text}{${i - 1}}${part}`);
   return word(key).replace(/\{(\d)\}/g, (_, i) => values[i]);
-}
-
-// An error of a lane comes in English. What stands in the place of {0} stays as it is.
-function translate(problem) {
-  for (const sentence of PROBLEMS) {
-    const [begin, end] = sentence.split("{0}");
-    if (!problem.startsWith(begin) || !problem.endsWith(end)) continue;
-    const rest = problem.slice(begin.length, problem.length - end.length);
-    return word(sentence).replace("{0}", () => rest);
-  }
-  return problem;
 }
 
 function find_texts() {
