@@ -225,14 +225,15 @@ def findings_of_length(m, options, texts):
                "The length runs away.", "length truncated", texts)
     change = "Correct a reward or advantages that pay for short answers, or lower --lr."
     what, least = "The length collapses.", 0.5
-    # docs/pruning.md: .13 to .19 in runs that end below their base
-    negative = m["kept_negative"]
-    if options.get("pruning_rate") and negative.count and negative.end <= 0.2:
+    # docs/pruning.md: CPPO's runs that end below their base have .06 to .31
+    negative, prunes = m["kept_negative"], options.get("pruning_rate")
+    signed = prunes and options.get("keep") not in ("random", "unbiased")
+    if signed and negative.count and negative.end <= 0.31:
         change = ("Take --keep random or --keep unbiased, which keep both signs; or correct what "
-                  "else pays for short answers; or lower --lr.")
-        what = ("The length collapses, and almost nothing that is kept has A < 0: the baseline is "
-                "pruned away.")
-        least = 0.7
+                  "else pays for short answers.")
+        what = ("The length collapses, and little that is kept has A < 0: the baseline is pruned "
+                "away.")
+        least = 0.8
     if length.end < least * length.start:
         yield change, what, "kept_negative length truncated", texts
 

@@ -72,7 +72,7 @@ ALWAYS = "Take questions in between", "A question is always right or always wron
 EASY = "Take harder questions, or correct a", "The questions are too easy."
 AWAY = "Correct a reward or advantages that pay for long", "The length runs away."
 SHORT = "Correct a reward or advantages that pay for short", "The length collapses."
-ONE_SIGN = "Take --keep random or --keep unbiased", "The length collapses, and almost nothing"
+ONE_SIGN = "Take --keep random or --keep unbiased", "The length collapses, and little that is kept"
 
 
 def pruning(rate):
@@ -120,11 +120,13 @@ def pruning(rate):
     (AWAY, "truncated", change(0.0, 0.19), change(0.0, 0.21), {}),
     (AWAY, "truncated", change(0.0, 0.19), change(0.0, 0.21), GRADED | {"reward": RISES}),
     (SHORT, "length", change(9.0, 4.6), change(9.0, 4.4), {}),
-    (SHORT, "length", change(9.0, 4.6), change(9.0, 4.4), pruning(0.75) | {"kept_negative": 0.3}),
+    (SHORT, "length", change(9.0, 4.6), change(9.0, 4.4), pruning(0.75) | {"kept_negative": 0.4}),
     (SHORT, "length", change(9.0, 4.6), change(9.0, 4.4), pruning(0.0) | {"kept_negative": 0.1}),
-    (ONE_SIGN, "length", change(9.0, 6.5), change(9.0, 6.2),
+    (SHORT, "length", change(9.0, 4.6), change(9.0, 4.4),
+     {"options": {"pruning_rate": 0.75, "keep": "random"}, "kept_negative": 0.1}),
+    (ONE_SIGN, "length", change(9.0, 7.3), change(9.0, 7.1),
      pruning(0.75) | {"kept_negative": 0.1}),
-    (ONE_SIGN, "kept_negative", change(0.1, 0.3), change(0.3, 0.1),
+    (ONE_SIGN, "kept_negative", change(0.1, 0.32), change(0.4, 0.3),
      pruning(0.75) | {"length": change(9.0, 6.2)}),
     (CLIP, "clip_fraction", change(0.0, 0.28), change(0.0, 0.32), {}),
     (CLIP, "steps", 7, 8, {"clip_fraction": 0.16}),
