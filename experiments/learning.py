@@ -3,6 +3,7 @@
     python experiments/learning.py                     on a GPU: about fifteen minutes, no hub
     python experiments/learning.py --size cpu          on a CPU: a smaller model, an hour or two
     python experiments/learning.py --size careless     the same; its bad answers are long, too
+    python experiments/learning.py --size cpu_signs    half of each sign (also careless_signs)
     python experiments/learning.py --others            all ten methods
     python experiments/learning.py --part base         only the base model; then pilot, then runs
     python experiments/learning.py --model DIR         SmolLM2-135M-Instruct on `arithmetic`;
@@ -20,7 +21,7 @@ import contextlib
 import io
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -51,6 +52,7 @@ from experiments.library.train_for import reached, train_for
 from tasks import toy
 
 PLAN = ROOT / "experiments/results/learning_plan.md"
+PLAN_OF_SIGNS = ROOT / "experiments/results/pruned_baseline_plan.md"
 HALF = f"{ROOT / 'experiments/library/rules.py'}:half_of_each_sign"
 G = 16
 # one update of 16 completions, as the plan says (the toy's own data set asks for two of 8)
@@ -114,6 +116,9 @@ SIZES = {
         "toy_middle", 1.0, 0.4, (1, 2), 4, RATES[1:], (3, 4), {"width": 32, "layers": 1},
         {"steps": 2, "batch_size": 4}, checked=False),
 }
+SIGNS = ("GRPO", "CPPO, P=0.875", "token mean, P=0.875", "random, P=0.875",
+         "half of each sign, P=0.875", "half of each sign, token mean")
+SIZES |= {f"{name}_signs": replace(SIZES[name], methods=SIGNS) for name in ("cpu", "careless")}
 
 
 @dataclass
@@ -231,7 +236,8 @@ def page(result):
     others = [row for row in rows if row["name"] in BESIDE]
     target = result["target"]
     text = heading("What is learned in a second of the device", result)
-    text += f"\nCommit {result['commit']}, {result['device']}.\n\n" + PLAN.read_text("utf-8")
+    plan = PLAN_OF_SIGNS if result["study"].endswith("signs") else PLAN
+    text += f"\nCommit {result['commit']}, {result['device']}.\n\n" + plan.read_text("utf-8")
     shown = []
     for row in rows:
         line = dict(row)

@@ -20,8 +20,8 @@ from experiments.library.study import RESULTS, draw
 
 STORED = Path(__file__).parents[1] / "results"
 STUDIES = {reproduce.stem_of(name): reproduce for name in reproduce.TABLES}
-STUDIES |= {
-    "learning_careless": learning, "learning_cpu": learning, "pruned_baseline": noise}
+STUDIES |= {f"learning_{size}": learning for size in ("cpu", "careless", "cpu_signs")}
+STUDIES |= {"learning_careless_signs": learning, "pruned_baseline": noise}
 
 
 @dataclass
