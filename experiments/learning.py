@@ -4,7 +4,7 @@
     python experiments/learning.py --size cpu          on a CPU: a smaller model, an hour or two
     python experiments/learning.py --size careless     the same; its bad answers are long, too
     python experiments/learning.py --size cpu_signs    half of each sign (also careless_signs)
-    python experiments/learning.py --others            all ten methods
+    python experiments/learning.py --others            all twelve methods
     python experiments/learning.py --part base         only the base model; then pilot, then runs
     python experiments/learning.py --model DIR         SmolLM2-135M-Instruct on `arithmetic`;
                                                        library/get_smollm2.py makes DIR
@@ -68,6 +68,9 @@ METHODS = {  # options of train.py
     "token mean, P=0.875": CPPO | {
         "pruning_rate": 0.875, "algorithm": "cppo_published", "keep": "largest_abs"},
     "GRPO, token mean": GRPO | {"algorithm": "cppo_published", "pruning_rate": 0.0},
+    "unbiased, P=0.875": CPPO | {"pruning_rate": 0.875, "keep": "unbiased"},
+    "random, token mean": GRPO | {
+        "algorithm": "cppo_published", "pruning_rate": 0.875, "keep": "random"},
     "half of each sign, P=0.875": CPPO | {"pruning_rate": 0.875, "keep": HALF},
     "half of each sign, token mean": CPPO | {
         "pruning_rate": 0.875, "algorithm": "cppo_published", "keep": HALF},
@@ -117,6 +120,7 @@ SIZES = {
         {"steps": 2, "batch_size": 4}, checked=False),
 }
 SIGNS = ("GRPO", "CPPO, P=0.875", "token mean, P=0.875", "random, P=0.875",
+         "random, token mean", "unbiased, P=0.875",
          "half of each sign, P=0.875", "half of each sign, token mean")
 SIZES |= {f"{name}_signs": replace(SIZES[name], methods=SIGNS) for name in ("cpu", "careless")}
 
@@ -127,7 +131,7 @@ class Options:
         None, "none: gpu if there is one, else cpu; chat if a model is given",
         choices=tuple(SIZES))
     part: str = option("all", "what is made", choices=("base", "pilot", "runs", "all"))
-    others: bool = option(False, "all ten methods, not only those of the size")
+    others: bool = option(False, "all methods, not only those of the size")
     model: str | None = option(None, "folder of SmolLM2-135M-Instruct, or of another chat model")
     output: str = option(RESULTS, "folder of the page, of its figures and of its picture")
 
