@@ -46,20 +46,18 @@ def site_of(repository):
 def page(name, repository):
     """The text of a page of the site."""
     def led(found):
-        target = normpath(f"docs/{found[1]}")
-        return f'href="https://github.com/{repository}/blob/main/{target}'
+        return f'href="https://github.com/{repository}/blob/main/{normpath("docs/" + found[1])}'
 
     def data(found):
         picture = base64.b64encode((ROOT / "docs" / found[1]).read_bytes()).decode()
         return f'src="data:image/png;base64,{picture}"'
 
-    facts = {"description": PAGES[name], "image": f"{site_of(repository)}/card.png"}
-    tags = "\n".join(f'<meta property="og:{key}" content="{x}">' for key, x in facts.items())
+    tags = (f'<meta property="og:description" content="{PAGES[name]}">\n'
+            f'<meta property="og:image" content="{site_of(repository)}/card.png">\n')
     text = (ROOT / "docs" / name).read_text(encoding="utf-8")
-    text = text.replace("</head>", f"{tags}\n</head>", 1)
+    text = text.replace("</head>", f"{tags}</head>", 1)
     text = re.sub(r'src="([^":]+\.png)"', data, text)
-    others = "|".join(map(re.escape, PAGES))
-    return re.sub(rf'href="(?!https?:|data:|#|(?:{others})\b)([^"#]*)', led, text)
+    return re.sub(r'href="(?!https?:|data:|#|\w+\.html\b)([^"#]*)', led, text)
 
 
 def build(folder, repository):
@@ -78,9 +76,8 @@ def write_address(repository):
         raise SystemExit("pyproject.toml has its address already: nothing was changed.")
     site = site_of(repository)
     for path in (path for pattern in NAMING for path in ROOT.glob(pattern)):
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8").replace("OWNER/THIS_REPOSITORY", repository)
         text = text.replace(ADDRESS, f"https://github.com/{repository}")
-        text = text.replace("OWNER/THIS_REPOSITORY", repository)
         text = re.sub(r"\]\((?:\.\./)?(?:docs/)?index\.html\)\*\*( \(open .*?\)|（.*?）)",
                       f"]({site}/)**", text)
         text = re.sub(r"\]\((?:\.\./)*(?:docs/)?(you|live|step|slides)\.html",

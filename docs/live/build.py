@@ -35,19 +35,14 @@ def page(name):
         own = DOCS / name / found[1]
         return (own if own.exists() else DOCS / "live" / found[1]).read_text()
 
-    text = (DOCS / name / "page.html").read_text()
-    text = text.replace("{{weights}}", weights())
+    text = (DOCS / name / "page.html").read_text().replace("{{weights}}", weights())
     return re.sub(r"\{\{(.+?)\}\}\n?", part, text)
-
-
-def main():
-    for name in ("live", "you"):
-        (DOCS / f"{name}.html").write_text(page(name))
-        print(f"written: docs/{name}.html")
 
 
 if __name__ == "__main__":
     if sys.argv[1:]:  # --help
         print(__doc__)
     else:
-        main()
+        for name in ("live", "you"):
+            (DOCS / f"{name}.html").write_text(page(name))
+            print(f"written: docs/{name}.html")

@@ -25,8 +25,7 @@ def formula(found):
 
 def page():
     """The text of the page."""
-    text = (DOCS / "slides.md").read_text(encoding="utf-8")
-    text = re.sub(SITE, "(", text)
+    text = re.sub(SITE, "(", (DOCS / "slides.md").read_text(encoding="utf-8"))
     text = re.sub(r"\$\$(.+?)\$\$|\$(.+?)\$", formula, text)
     markdown = MarkdownIt().enable("table")
     slides = [f"<section>\n{markdown.render(slide)}</section>" for slide in text.split("\n---\n")]

@@ -31,26 +31,16 @@ ROW = """<article id="{key}" class="{home}">
 CELLS = ["key", "paper", "formula", "english", "chinese", "line", "more"]
 
 
-def rows():
-    """Of book.md the two names of each chapter, and the cells of each equation as {name: text}."""
-    for line in (HERE / "book.md").read_text(encoding="utf-8").splitlines():
-        if line.startswith("## "):
-            yield line.removeprefix("## ").split(" · ")
-        elif re.match(r"\| (?!row )\w", line):
-            yield dict(zip(CELLS, line.replace(r"\|", "|").strip("| ").split(" | ")))
-
-
 def quoted(place):
     """What the page says of "file: how the line begins". Two such lines, or none, are an error."""
     file, start = place.split(": ", 1)
-    lines = ["", *(ROOT / file).read_text(encoding="utf-8").splitlines()]
-    [at] = [i for i, line in enumerate(lines) if line.strip().startswith(start)]
-    above = [re.match(r"def (\w+)", line) for line in lines[:at] if line.startswith("def ")]
+    text = (ROOT / file).read_text(encoding="utf-8")
+    [found] = re.finditer(rf"(?m)(?:^ *(#.*)\n)?^ *({re.escape(start)}.*)", text)
+    comment, code = found.groups("")
+    above = re.findall(r"(?m)^(?:def (\w+)|\w)", text[: found.end()])
     return {
-        "file": file, "home": Path(file).stem,
-        "function": above[-1][1] if lines[at].startswith(" ") else "",
-        "comment": re.sub(r"^[^#].*|^$", "", lines[at - 1].strip()),
-        "code": lines[at].strip() + ("…)" if lines[at].endswith("(") else ""),
+        "file": file, "home": Path(file).stem, "function": above[-1], "comment": comment,
+        "code": re.sub(r"\($", "(…)", code),
     }
 
 
@@ -61,23 +51,30 @@ def equation(row):
     formula = convert(html.unescape(tex), display="block")
     formula = re.sub('xmlns=".+?"', lambda _: f'alttext="{tex}"', formula)
     # no space around <, and one after log
-    formula = formula.replace("<mo>&lt;</mo>", "<mi>&lt;</mi>")
-    formula = formula.replace("<mi>log</mi>", '<mi>log</mi><mspace width=".15em" />')
+    formula = formula.replace("<mo>&lt;</mo>", "<mi>&lt;</mi>").replace(
+        "<mi>log</mi>", '<mi>log</mi><mspace width=".15em" />')
     links = re.sub(r"\[(.+?)\]\(\.\./(.+?)\)", r'<a href="\2">\1</a>', row["more"])
     return ROW.format_map(cells | {
         "formula": formula, "more": re.sub("`(.+?)`", r"<code>\1</code>", links)})
 
 
+def book():
+    """The chapters and the equations of book.md."""
+    for line in (HERE / "book.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            yield CHAPTER.format(*line[3:].split(" · "))
+        elif re.match(r"\| (?!row )\w", line):
+            yield equation(dict(zip(CELLS, line.replace(r"\|", "|").strip("| ").split(" | "))))
+
+
 def page(earlier):
     """The text of the page. earlier: the page as it is, with the numbers that it keeps."""
-    made = [equation(row) if isinstance(row, dict) else CHAPTER.format(*row) for row in rows()]
-    parts = {"book": "\n".join(made), "data": re.search("json\">(.*?)</script>", earlier)[1]}
+    parts = {"book": "\n".join(book()), "data": re.search("json\">(.*?)</script>", earlier)[1]}
 
     def part(found):
         return parts.get(found[1]) or (HERE / found[1]).read_text(encoding="utf-8")
 
-    text = (HERE / "page.html").read_text(encoding="utf-8")
-    return re.sub(r"\{\{(.+?)\}\}\n?", part, text)
+    return re.sub(r"\{\{(.+?)\}\}\n?", part, (HERE / "page.html").read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":
