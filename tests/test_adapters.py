@@ -29,9 +29,3 @@ def computations(source):
 def test_an_adapter_computes_nothing(path):
     found = set(computations(path.read_text()))
     assert found == ALLOWED.get(path.name, set())
-
-
-@pytest.mark.parametrize("path", ADAPTERS, ids=lambda path: path.stem)
-def test_an_adapter_says_what_it_does_and_what_it_leaves_out(path):
-    says = ast.get_docstring(ast.parse(path.read_text()))
-    assert "It only renames and reshapes: " in says and "Left out: " in says

@@ -55,13 +55,6 @@ def test_the_page_shows_the_lines_of_each_patch():
     assert page.count("```diff") == len(RELATIVES)
 
 
-def test_a_pair_that_is_stale_names_the_relative_and_its_line(monkeypatch):
-    monkeypatch.setattr(build, "NANO", build.NANO.replace("MU = 2", "MU = 3"))
-    assert "MU = 3" in patched("dapo")
-    with pytest.raises(AssertionError, match=r"^maxrl: .*'MU = 2'"):
-        patched("maxrl")
-
-
 def completions(nano, model, tokenizer, questions):
     """What nano.sample returns. Every third completion is cut off after 1 to 7 tokens, so the
     lengths of the shortest ones differ, too."""

@@ -7,7 +7,6 @@ import runpy
 import pytest
 import torch
 
-from notebooks.exercises import loops
 from notebooks.exercises.judge import judge, judge_file, ours, run, verdict
 from notebooks.exercises.make import FILES, ROOT, TESTS, exercises, given, main, make
 
@@ -85,13 +84,6 @@ def test_the_projects_function_is_green_and_another_one_is_red(file):
         assert "failed" in [outcome for outcome, _ in results], name
 
 
-def test_the_table_of_the_loops_says_what_its_columns_are(capsys):
-    loops.main(["--show"])
-    said = " ".join(capsys.readouterr().out.split())
-    for column in loops.table()[0][1][0]:
-        assert re.search(rf"{column}(:|,| \().* Two numbers of each: in the first step", said)
-
-
 # --- the cells of the notebooks ---
 
 SOLUTIONS = {
@@ -121,4 +113,3 @@ def test_each_exercise_of_a_notebook_has_its_solution():
         judged = re.findall(r'"judge\((\w+)\)"', path.read_text())
         solutions = exercises((ROOT / f"notebooks/solutions/{path.stem}.py").read_text())
         assert judged == [function.name for function in solutions] != []
-

@@ -5,7 +5,6 @@ import json
 import runpy
 import shutil
 import subprocess
-from copy import deepcopy
 from inspect import signature
 from types import SimpleNamespace
 
@@ -41,17 +40,6 @@ def test_the_answers_are_those_of_the_papers_files(name):
     for case in cases:
         learns = ["gradient"] * ("gradient" in case)
         assert check.judged(case, golden.answered(name, case), learns) == ("", "")
-
-
-def test_missing_answers_are_filled_in(tmp_path, monkeypatch):
-    monkeypatch.setattr(golden, "FILE", tmp_path / "golden.json")
-    lacking = deepcopy(GOLDEN)
-    for name in ("kl_k1", "balance"):
-        for part in right(lacking[name]["cases"][0]):
-            del lacking[name]["cases"][0][part]
-    golden.FILE.write_text(json.dumps(lacking))
-    golden.main()
-    assert json_of(golden.FILE) == GOLDEN
 
 
 def test_the_defaults_are_those_of_the_papers_files():

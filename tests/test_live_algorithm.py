@@ -9,9 +9,8 @@ from algorithms import resolve
 from engine.model.logprobs import Policy
 from engine.model.sampler import Sampler
 from engine.model.sampler_interface import Sampling
-from experiments.library import toy_model
 from loop.records import TrainingProgress
-from rewards import format_reward, toy_accuracy
+from rewards import toy_accuracy
 from tasks import toy
 from tests.helpers.live import (
     close,
@@ -30,26 +29,6 @@ F64 = torch.float64
 
 
 # --- the task ---
-
-
-def test_rewards_and_tokens():
-    """Of a right completion from which a part is lost, or in which a part is there twice."""
-    tokenizer, tags = toy_model.make_tokenizer(), toy_model.TAGS
-    pieces = [tags[0], "7+4=11;", tags[1], "\n", tags[2], "5", tags[3]]
-    texts = ["".join([*pieces[:i], *more, *pieces[j:]])
-             for i in range(8) for j in range(8) for more in ((), "4", (tags[3], "5"))]
-    answers = ["5"] * len(texts)
-    right, form, short, tokens, back = run_js("""
-      const { texts, answers } = given;
-      return [texts.map((text, i) => answer_right(text, answers[i])),
-              texts.map(text => format(text)), texts.map(text => short(text)),
-              texts.map(encode), texts.map(text => decode([...encode(text), EOS]))];
-    """, texts=texts, answers=answers)
-    assert right == toy_accuracy(texts, answers) and 20 < sum(right) < 172
-    assert form == format_reward(texts) and 5 < sum(form) < 172
-    assert tokens == tokenizer(texts).input_ids
-    assert short == pytest.approx([1 - len(own) / 48 for own in tokens])
-    assert back == texts
 
 
 # --- sampling, and a step of a lane ---

@@ -6,7 +6,6 @@ The functions that train are tested elsewhere. Here a reader presses the page's 
 
 import re
 import runpy
-from collections import Counter
 
 import pytest
 
@@ -29,28 +28,11 @@ def test_a_page_is_what_its_parts_make_and_loads_nothing(name):
 # --- what a reader does ---
 
 STEPS = "lanes.map(lane => lane.points.at(-1)?.step ?? 0)"
-# [completion, × how many, reward, A, kept or pruned] of each row of a lane
-ROWS = """(lane => [...document.querySelectorAll(`#lane${lane} tbody tr`)].map(row =>
-  [...row.querySelectorAll("code, .times, .from2, .value, .from4")].map(node => node.textContent)
-))"""
 
 
 def wait_for_steps(page, number):
     page.wait(f"{STEPS}.every(step => step >= {number})", 60)
     page.run("new Promise(done => setTimeout(done, 1000))")  # it draws
-
-
-def check_the_numbers(page, lane):
-    """The rows show each completion of the step. Equal completions of one fate are one row."""
-    shown = Counter()
-    for text, times, *numbers in page.run(f"{ROWS}({lane})"):
-        shown[text, *numbers] += int(times[2:] or 1)
-    right = Counter()
-    for c in page.run(f"lanes[{lane}].result.groups[0].completions"):
-        A = f"{c['advantage']:+.2f}".replace("-", "−").replace("+0.00", "0.00")
-        fate = "kept" if c["kept"] else "pruned"
-        right[c["text"].replace("\n", " "), str(c["reward"]), A, fate] += 1
-    assert shown == right
 
 
 @pytest.mark.slow
@@ -68,8 +50,6 @@ def test_a_reader_sees_one_step_then_both_models_learn_by_a_reward_of_the_reader
         page.click("#one")
         wait_for_steps(page, 1)
     assert page.run(STEPS) == [1, 1]
-    for lane in (0, 1):
-        check_the_numbers(page, lane)
     rows = page.run("lanes[1].result.groups[0].completions.map(c => [c.text.length, c.reward])")
     assert len(rows) == 4 and all(length == reward for length, reward in rows)
 

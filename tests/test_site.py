@@ -1,5 +1,5 @@
 """The site that docs/publish.py builds: no link of it is dead, and nothing is loaded from a
-network. One command writes its address into the project's pages. The slides are short."""
+network. One command writes its address into the project's pages."""
 
 import re
 import shutil
@@ -43,15 +43,9 @@ def test_one_command_writes_the_address_into_the_pages(tmp_path, monkeypatch):
         pages = "index|you|live|step|slides"
         assert not re.search(rf"\]\((?!https:)[^)]*({pages})\.html", text), path
     readme = (tmp_path / "README.md").read_text()
-    assert "[Play](https://owner.github.io/name/)**: teach" in readme
     assert "](https://owner.github.io/name/step.html)" in readme
-    assert "git clone https://github.com/Owner/name" in readme
-    conformance = (tmp_path / "docs/conformance.md").read_text()
-    assert "{repository: Owner/name, path: reference}" in conformance
-    assert "a data set of the hub, OWNER/NAME" in (tmp_path / "docs/questions.md").read_text()
-    for address in ("Owner/name", "https://github.com/Owner/name"):  # again; no such form
-        with pytest.raises(SystemExit):
-            publish.main(["--address", address])
+    with pytest.raises(SystemExit):  # once is enough
+        publish.main(["--address", "Owner/name"])
 
 
 # --- the slides ---
@@ -65,15 +59,6 @@ def test_the_slides_are_what_their_text_makes():
     here, made = (re.sub("(<math.*?>).*?</math>", r"\1", text)
                   for text in (build.PAGE.read_text(), build.page()))
     assert here == made, "stale: python docs/slides/build.py"
-
-
-def test_a_slide_has_at_most_60_words_and_a_note():
-    for slide in (ROOT / "docs/slides.md").read_text().split("\n---\n"):
-        text, note = slide.split("\n> ")
-        assert re.match(r"\d minutes?\. ", note), note
-        text = re.sub(r"\$.+?\$+|!\[.*?\]\(.*?\)|\]\(.*?\)", "", text)
-        words = [word for word in text.split() if re.search(r"[^\W\d]", word)]
-        assert len(words) <= 60, slide
 
 
 KEY = "document.body.dispatchEvent(new KeyboardEvent('keydown', {key: '%s', bubbles: true}))"

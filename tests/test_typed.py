@@ -262,24 +262,3 @@ def here(monkeypatch):
 def test_a_command_works(line, pytestconfig):
     why = problem(check_command, line, pytestconfig._parser)
     assert not why, COMMANDS[line]
-
-
-# --- this file finds what is wrong ---
-
-
-WRONG = {  # command: a part of what is said about it
-    "cd x && python train.py --no": "unknown option --no",
-    "torchrun --nproc-per-node train.py": "exit code 2",
-    "torchrun examples/my_loss.py --algorithm minus": "exit code 2",
-    "python eval.py --benchmark gsm9k": "unknown data set 'gsm9k'",
-    "python experiments/reproduce.py --table 7": "invalid choice: '7'",
-    "python nano.py --steps 3": "takes no options",
-    "pip install -r nothing.txt": "nothing.txt does not exist",
-    "pytest --solution tests": "pytest does not know ['--solution']",
-    "python train.py --keep no …": "--keep", "at a failure": "at is no command",
-}
-
-
-def test_what_is_wrong_is_found(pytestconfig):
-    for line, words in WRONG.items():
-        assert words in problem(check_command, line, pytestconfig._parser), line

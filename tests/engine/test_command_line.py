@@ -2,14 +2,13 @@
 
 import math
 import re
-import subprocess
 import sys
 from dataclasses import dataclass
 
 import pytest
 
-from engine.base.errors import UserError, nearest
-from engine.base.program import exit_with, run_program
+from engine.base.errors import UserError
+from engine.base.program import run_program
 from engine.options.command_line import flat, option, parse, parse_given, within
 from engine.options.config import Config as RunConfig
 from engine.options.names import NAMES, bare
@@ -101,37 +100,6 @@ def test_a_word_that_is_no_option_leads_to_one(word, said):
         parse(RunConfig, [word])
 
 
-def test_of_two_names_that_are_alike_the_one_with_two_letters_swapped_is_meant():
-    assert nearest("gpro", ["gspo", "grpo"]) == nearest("GPRO", ["gspo", "grpo"]) == ["grpo"]
-    assert nearest("gsp", ["grpo", "gspo"]) == ["gspo"]
-
-
-# of TRL 1.16.0 with transformers 5.23, and of verl 0.9.1: like a name of ours, or of the table
-FOREIGN = """
-adam_epsilon auto_find_batch_size data_seed dataset_config dataset_streaming dataset_test_split
-dataset_train_split debug deepspeed ds3_gather_for_generation enable_jit_checkpoint
-eval_accumulation_steps eval_delay eval_on_start eval_strategy generation_batch_size label_names
-log_completions log_level logging_dir lora_dropout lora_task_type lr_scheduler_kwargs max_p min_p
-num_completions_to_print num_generations_eval per_device_eval_batch_size run_name
-sapo_temperature_neg save_only_model save_strategy shuffle_dataset torch_compile use_cache
-vllm_importance_sampling_cap vllm_max_model_length warmup_style
-actor.loss_scale_factor actor.optim.min_lr_ratio actor.pad_to_length actor.ppo_micro_batch_size
-actor.rollout_n actor.use_dynamic_bsz critic.model.path critic.optim.lr data.prompt_key
-data.val_batch_size ref.log_prob_micro_batch_size rollout.dtype rollout.seed
-rollout.val_kwargs.temperature trainer.balance_batch trainer.device trainer.val_only
-algorithm.kl_ctrl.type algorithm.rollout_correction.rollout_rs
-"""
-
-
-@pytest.mark.parametrize("name", FOREIGN.split())
-def test_a_name_of_trl_or_verl_that_is_only_like_another_one_does_not_lead_to_it(name):
-    with pytest.raises(UserError) as refused:
-        parse(RunConfig, [f"actor_rollout_ref.{name}=1" if "." in name else f"--{name}"])
-    known = NAMES.get(bare(name), "`--help` lists all options")
-    said = str(refused.value)
-    assert f"is here {known}. " in said or said.endswith(f": {known}.")
-
-
 @pytest.mark.parametrize("here", sorted(set(NAMES.values())))
 def test_what_stands_here_for_a_name_of_trl_or_verl_is_there(here):
     option = re.match(r"--(\w+)|no option, (?:but|because) ", here)
@@ -179,30 +147,3 @@ def test_a_program_ends_with_a_code_and_one_line(error, code, said, monkeypatch,
     assert end.value.code == code and capsys.readouterr() == ("", said)
     with pytest.raises(ZeroDivisionError):  # its own mistake keeps its traceback
         run_program(raising(ZeroDivisionError()))
-
-
-def test_under_torchrun_one_process_is_told_that_it_needs_none(tmp_path, monkeypatch, capsys):
-    """Its report has 37 lines."""
-    file = tmp_path / "attempt_0/0/error.json"
-    file.parent.mkdir(parents=True)
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert exit_with("error: wrong.") == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: wrong. (One process needs no torchrun: python ")
-
-
-PRINTS = """
-from engine.base.program import run_program
-run_program(lambda argv: print("a line", flush=True))
-"""
-
-
-def test_a_closed_pipe_ends_a_program_with_a_sentence():
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        [sys.executable, "-c", PRINTS], cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
-    process.stdout.close()  # as head -1 does
-    assert process.stderr.read() == (
-        "error: stopped, because the program that read the output has ended.\n")
-    assert process.wait(timeout=120) == 2

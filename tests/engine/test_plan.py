@@ -71,11 +71,6 @@ def test_a_recipe_fits_the_gpus_that_its_first_line_names(recipe, monkeypatch, c
     assert code == 0 and "It fits" in out
 
 
-def test_no_row_of_a_small_model_is_0(capsys):
-    out, code = told(["--plan"], capsys)
-    assert code == 0 and "\npeak" in out and not re.search(r"0[.]00 +0[.]00", out)
-
-
 def test_what_the_docs_show_is_printed(capsys):
     shown = DOCS[DOCS.index(f"    $ python train.py {SMALL_GPU}\n") :]
     shown = shown[shown.index("    It ") :].splitlines()

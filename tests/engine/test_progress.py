@@ -7,8 +7,7 @@ import signal
 import pytest
 
 from engine.run import interrupt
-from tests.helpers.runs import go_on, metrics_of, run
-from tests.test_train import stop_after
+from tests.helpers.runs import metrics_of, run
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -22,9 +21,9 @@ def table(shown):
     return re.search("^ *steps +accuracy.*?(?=\nOn )", shown, re.M | re.S)[0].splitlines()
 
 
-def test_a_run_leaves_a_table_and_what_to_do_next(small, tmp_path, monkeypatch, capsys):
-    """The lines of steps 1, 2, 4 and 5 are means since the line above, also of a run that goes
-    on; the answer is to the first example that was answered wrong."""
+def test_a_run_leaves_a_table_and_what_to_do_next(small, tmp_path, capsys):
+    """The lines of steps 1, 2, 4 and 5 are means since the line above; the answer is to the first
+    example that was answered wrong."""
     folder = tmp_path / "run"
     assert run(small, folder, f"{WORDS} --steps 5") == 0
     out, err = capsys.readouterr()
@@ -40,8 +39,6 @@ def test_a_run_leaves_a_table_and_what_to_do_next(small, tmp_path, monkeypatch, 
     assert [line.split()[0] for line in lines] == ["1", "2", "3–4", "5"]
     third, fourth = (row["length"] for row in metrics_of(folder)[2:4])
     assert f"{(third + fourth) / 2:.1f}  " in lines[2] and max(map(len, lines)) <= 100
-    assert ("\nBefore and after the run 4 test questions get a greedy and a sampled answer, as "
-            "many completions as 2.0 steps. --eval_questions changes this; 0: none.\n") in out
     for part in ("greedy", "sampled"):
         first, last = (each[part]["accuracy"] for each in (scores, summary["after"]))
         assert f"{part} accuracy {first:.3f} → {last:.3f},\n" in out
@@ -49,12 +46,6 @@ def test_a_run_leaves_a_table_and_what_to_do_next(small, tmp_path, monkeypatch, 
                  "compare   python train.py --algorithm=grpo ",
                  f"evaluate  python eval.py --model {folder}"):
         assert line in out
-
-    stop_after(4, monkeypatch)
-    assert run(small, tmp_path / "halves", f"{WORDS} --steps 5") == 130
-    capsys.readouterr()
-    go_on(tmp_path / "halves")
-    assert table(capsys.readouterr().out) == [head, before, lines[-1]]
 
 
 def test_the_second_signal_ends_a_run_if_it_is_not_the_first_one_passed_on(monkeypatch, capsys):

@@ -1,10 +1,8 @@
 """experiments/gpu.py: every part with a tiny model, parts that fail or take too long, and the
 page."""
 
-import os
 import signal
 import time
-from contextlib import suppress
 from importlib.util import find_spec
 
 import pytest
@@ -28,15 +26,14 @@ def rows_of(result, part):
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """run({name: part}, words…) → (what is stored of these parts(lab), which stand in place of the
+    """run({name: part}, limit) → (what is stored of these parts(lab), which stand in place of the
     program's, the page)."""
-    def run(parts, *words, limit=60):
+    def run(parts, limit):
         for name, part in parts.items():
             part.__doc__ = f"The part {name}\n\nSee."
             monkeypatch.setitem(gpu.NAMES, name, part)
             monkeypatch.setitem(gpu.PARTS, part, limit)
-        with suppress(KeyboardInterrupt):
-            gpu.main(["--quick", "--output", str(tmp_path), "--parts", *parts, *words])
+        gpu.main(["--quick", "--output", str(tmp_path), "--parts", *parts])
         result, page = measured(tmp_path)
         return result["parts"], page
 
@@ -91,17 +88,6 @@ def test_a_part_that_fails_or_is_too_slow_is_told_and_loses_no_other(run):
     assert "stopped after" in parts["protocol"]["told"] and parts["waits"]["told"] is None
     assert "a kernel is missing.*" in page and "| third | 3.5 |" in page
     assert "*Note: not measured.*" in page  # the parts that were not asked for
-
-
-def test_a_run_that_is_stopped_keeps_what_it_has(run):
-    def stopped(lab):
-        yield [{"": "first", "ms": 1.5}]
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(60)
-
-    parts, page = run({"update": stopped, "waits": stopped})
-    assert list(parts) == ["update"] and parts["update"]["rows"] == [{"": "first", "ms": 1.5}]
-    assert "*Note: stopped by hand.*" in page
 
 
 def test_the_stored_page_says_what_is_stored():

@@ -119,7 +119,7 @@ def test_the_sliders_compute_what_python_computes(G, P, epsilon, beta):
     right = {
         "k": k, "kept": own, "advantages": A, "above": above, "bucket": shares,
         "pooled": (cppo.prune_pooled(advantages, kept.numel()) // G == number).sum(),
-        "allocation": allocate.questions_per_step(1, G, k), "fill": allocate.fill(above, G),
+        "fill": allocate.fill(above, G),
         "added": added, "share": added[own].sum() / total,
         "best": added.topk(k).values.sum() / total,
         "micro": -(-kept.numel() // nano.TOY["rows"]), "rewards": rewards[number]}
@@ -202,9 +202,3 @@ def test_the_page_shows_the_numbers_of_each_token(browser):
             assert numbers[name] == shown.replace("-", "−")
         assert (numbers["gradient"][0] == "+") == (one["gradient"][t] > 0)
         page.run(KEY % "ArrowRight")
-    page.click("#updates button")  # the first update: π is still π_old
-    assert page.run(NUMBERS)["ratio"] == "1.000"
-    page.run("set('P', 0)")  # GRPO
-    assert page.run(NUMBERS)["k"] == "16"
-    page.click("[title]")  # back to the step
-    assert page.run(NUMBERS)["k"] == "2"

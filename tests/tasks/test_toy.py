@@ -9,27 +9,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.library import toy_model
 from tasks import toy
-from tasks.table import TASKS, base_model
+from tasks.table import base_model
 from tests.helpers.training import loss_on
 
 SPLITS = ["train", "test", "warm_start"]
 
 
 # --- questions ---
-
-
-@pytest.mark.parametrize("before, after, says", [
-    (0, 1, True), (0.4, 0.95, True), (0.6, 1, False), (0, 0.85, False),
-])
-def test_the_toy_says_that_its_model_thinks_now(before, after, says):
-    guess, thought = "<answer>3</answer>", "<think>1+2=3;</think>\n<answer>3</answer>"
-    lines = []
-    for share in (before, after):
-        texts = [thought] * round(20 * share) + [guess] * round(20 * (1 - share))
-        lines.append({"completions": [{"completion": text} for text in texts]})
-    said = TASKS["toy"].learned(*lines)
-    assert said == ("It thinks now. The reward asked only for right answers." if says else None)
-    assert TASKS["gsm8k"].learned is None
 
 
 @pytest.mark.parametrize("split", SPLITS)
