@@ -74,6 +74,24 @@ def test_there_is_no_circle():
     assert not left, f"these import each other: {', '.join(left)}"
 
 
+# --- names ---
+
+
+# functions that mean the same in each file, or that stand in a file to be copied alone
+DOUBLES = {"main", "question", "questions", "options_of"}
+
+
+def test_one_function_has_one_name():
+    """nano.py has names of its own, because it is copied alone."""
+    files = {}
+    for name, tree in TREES.items():
+        for node in tree.body if name != "nano" else ():
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                files.setdefault(node.name, []).append(name)
+    doubles = {name for name, others in files.items() if len(others) > 1}
+    assert doubles <= DOUBLES, {name: files[name] for name in doubles - DOUBLES}
+
+
 # --- how much there is to read ---
 
 

@@ -61,6 +61,15 @@ def test_the_slides_are_what_their_text_makes():
     assert here == made, "stale: python docs/slides/build.py"
 
 
+def test_a_slide_has_at_most_60_words_and_a_note():
+    for slide in (ROOT / "docs/slides.md").read_text().split("\n---\n"):
+        text, note = slide.split("\n> ")
+        assert re.match(r"\d minutes?\. ", note), note
+        text = re.sub(r"\$.+?\$+|!\[.*?\]\(.*?\)|\]\(.*?\)", "", text)
+        words = [word for word in text.split() if re.search(r"[^\W\d]", word)]
+        assert len(words) <= 60, slide
+
+
 KEY = "document.body.dispatchEvent(new KeyboardEvent('keydown', {key: '%s', bubbles: true}))"
 FITS = "document.documentElement.scrollHeight <= innerHeight"
 OUTSIDE = """[...document.querySelectorAll("section:not([hidden]) *")]

@@ -103,6 +103,8 @@ def pruning(rate):
     (EASY, f"{SAME}/a", 0.59, 0.61, {"accuracy": [1.0, 0.82] * 2 + [0.85] * 6}),
     (AWAY, "truncated", change(0.0, 0.19), change(0.0, 0.21), {}),
     (SHORT, "length", change(9.0, 4.6), change(9.0, 4.4), {}),
+    (SHORT, "length", change(9.0, 4.6), change(9.0, 4.4),
+     {"options": {"pruning_rate": 0.75, "keep": "random"}, "kept_negative": 0.1}),
     (ONE_SIGN, "length", change(9.0, 7.3), change(9.0, 7.1),
      pruning(0.75) | {"kept_negative": 0.1}),
     (ONE_SIGN, "kept_negative", change(0.1, 0.32), change(0.4, 0.3),
