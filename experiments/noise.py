@@ -237,7 +237,7 @@ def picture(result, folder):
         row = rows[f"{method}, {noise}"]
         right.scatter(row["kept_negative"]["values"], row["sampled"]["values"], alpha=0.7,
                       color=colour(method), marker="x" if "token mean" in method else "o")
-    right.set(title="CPPO (●) fails if few A < 0; ×: token mean", ylim=(0, 1),
+    right.set(title="CPPO (blue) fails if few A < 0 (×: token mean)", ylim=(0, 1),
               xlabel="share of A < 0 among the kept, last half", ylabel="accuracy, sampled")
     save(figure, folder / "pruned_baseline.png",
          "dots: seeds (red: below 0.55); lines: mean ± standard deviation")
