@@ -1,6 +1,7 @@
 """README and docs/ tell the truth: links, names, line counts, metrics, tables. What they tell a
 reader to type is in test_typed.py."""
 
+import ast
 import importlib
 import json
 import re
@@ -57,6 +58,19 @@ def test_cppo_in_twelve_lines():
 
 
 # --- names and numbers ---
+
+
+# a line of the house: a file, its lines, its place in the order; "name: " if one function is meant
+STOPS = re.findall(r"^(\w+\.py) +~(\d+) lines +(?:\d  )?(?:(\w+): )?", README, re.MULTILINE)
+
+
+@pytest.mark.parametrize("file, lines, function", STOPS)
+def test_a_stop_has_about_as_many_lines_as_the_readme_says(file, lines, function):
+    text = (ROOT / file).read_text()
+    if function:
+        [node] = [node for node in ast.parse(text).body if getattr(node, "name", None) == function]
+        text = ast.get_source_segment(text, node)
+    assert len(text.splitlines()) == pytest.approx(int(lines), abs=20) and len(STOPS) == 5
 
 
 def function_of(module, name):

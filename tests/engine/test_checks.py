@@ -135,6 +135,11 @@ def test_a_rule_or_a_metric_of_ones_own_is_tried_before_any_work(algorithm, name
     assert "\n" not in str(error.value) and "a metric, for --algorithm gfpo, " in str(error.value)
 
 
+def test_adapters_need_no_shards_and_the_refusal_says_why():
+    with pytest.raises(UserError, match="shards would only add memory.*train.py --lora 4"):
+        open_run("--lora 4 --shard full".split())
+
+
 def test_ctrl_c_twice_ends_a_run_at_once(tmp_path, monkeypatch, capsys):
     def stopped(*_):
         raise KeyboardInterrupt

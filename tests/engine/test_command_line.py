@@ -100,6 +100,32 @@ def test_a_word_that_is_no_option_leads_to_one(word, said):
         parse(RunConfig, [word])
 
 
+# of TRL 1.16.0 with transformers 5.23, and of verl 0.9.1: like a name of ours, or of the table
+FOREIGN = """
+adam_epsilon auto_find_batch_size data_seed dataset_config dataset_streaming dataset_test_split
+dataset_train_split debug deepspeed ds3_gather_for_generation enable_jit_checkpoint
+eval_accumulation_steps eval_delay eval_on_start eval_strategy generation_batch_size label_names
+log_completions log_level logging_dir lora_dropout lora_task_type lr_scheduler_kwargs max_p min_p
+num_completions_to_print num_generations_eval per_device_eval_batch_size run_name
+sapo_temperature_neg save_only_model save_strategy shuffle_dataset torch_compile use_cache
+vllm_importance_sampling_cap vllm_max_model_length warmup_style
+actor.loss_scale_factor actor.optim.min_lr_ratio actor.pad_to_length actor.ppo_micro_batch_size
+actor.rollout_n actor.use_dynamic_bsz critic.model.path critic.optim.lr data.prompt_key
+data.val_batch_size ref.log_prob_micro_batch_size rollout.dtype rollout.seed
+rollout.val_kwargs.temperature trainer.balance_batch trainer.device trainer.val_only
+algorithm.kl_ctrl.type algorithm.rollout_correction.rollout_rs
+"""
+
+
+@pytest.mark.parametrize("name", FOREIGN.split())
+def test_a_name_of_trl_or_verl_that_is_only_like_another_one_does_not_lead_to_it(name):
+    with pytest.raises(UserError) as refused:
+        parse(RunConfig, [f"actor_rollout_ref.{name}=1" if "." in name else f"--{name}"])
+    known = NAMES.get(bare(name), "`--help` lists all options")
+    said = str(refused.value)
+    assert f"is here {known}. " in said or said.endswith(f": {known}.")
+
+
 @pytest.mark.parametrize("here", sorted(set(NAMES.values())))
 def test_what_stands_here_for_a_name_of_trl_or_verl_is_there(here):
     option = re.match(r"--(\w+)|no option, (?:but|because) ", here)

@@ -11,11 +11,13 @@ import pytest
 import eval as evaluation
 import train
 from engine.base import files
+from engine.base.errors import UserError
 from engine.options.command_line import parse_given
 from engine.options.config import Config, config_of
-from engine.report.logs import evaluation_command
+from engine.report.logs import baseline_command, evaluation_command
 from engine.run.folder import as_in_the_run, keep_options
 from tests.helpers.runs import ROOT, run, sums, written
+from tests.test_train import stop_after
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 BRIEF = ("--questions_per_step 1 --group_size 4 --max_new_tokens 16 --steps 2 --temperature 0.9 "
@@ -65,6 +67,19 @@ def after(folder):
     return json.loads(Path(folder, "summary.json").read_text())["after"]
 
 
+@pytest.mark.parametrize("words, other", [
+    ("--algorithm=cppo --keep=random --mu=3 --allocation=false",
+     "python train.py --algorithm=grpo --dataset=toy --mu=3"),
+    ("--algorithm=grpo --lora=4", "python train.py --algorithm=cppo --dataset=toy --lora=4"),
+    ("--algorithm=grpo --group_size=2", None),  # CPPO would keep none of 2
+])
+def test_cppo_is_compared_with_grpo_and_grpo_with_cppo(words, other, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    line = baseline_command(config_of(parse_given(Config, words.split()))[0])
+    assert line == other
+    config_of(parse_given(Config, shlex.split(line or "")[2:]))  # it is accepted
+
+
 def test_an_evaluation_asks_what_was_held_out_of_the_training(small, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     written(Path("mine.jsonl"), sums(12))
@@ -75,6 +90,14 @@ def test_an_evaluation_asks_what_was_held_out_of_the_training(small, tmp_path, m
     asked = {row["question"] for row in files.read_lines("run/eval-mine.jsonl")[1:]}
     trained = {row["question"] for row in files.read_lines("run/samples.jsonl")}  # one in each step
     assert len(asked) == 3 and trained == {row["question"] for row in sums(12)} - asked
+
+
+def test_the_command_after_ctrl_c_is_whole(small, tmp_path, monkeypatch, capsys):
+    stop_after(1, monkeypatch)
+    run(small, tmp_path / "run", BRIEF)
+    said = capsys.readouterr().out
+    [line] = re.findall("To go on from .*: python train.py (.+)$", said, re.MULTILINE)
+    assert train.main(shlex.split(line)) == 0
 
 
 def test_another_benchmark_takes_neither_the_judge_nor_the_columns_of_a_run(tmp_path):
@@ -99,3 +122,8 @@ def test_a_run_with_a_sampler_of_ones_own_is_evaluated_with_it_if_it_is_built_on
     keep_options(tmp_path, config)
     words = shlex.split(evaluation_command(config))[2:]
     assert evaluation.check(parse_given(evaluation.EvaluationOptions, words)).sampler == sampler
+
+
+def test_a_sampler_that_is_not_built_on_ours_is_refused():
+    with pytest.raises(UserError, match="Generate is not built on .* write --sampler builtin"):
+        evaluation.check({"sampler": f"{ROOT}/examples/my_sampler.py:Generate"})

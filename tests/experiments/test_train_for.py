@@ -3,10 +3,25 @@
 import pytest
 import torch
 
+from engine.options.config import config_of
 from experiments import learning
+from experiments.library.train_for import train_for
 from tests.helpers.runs import json_of
 
 CPU = torch.device("cpu")
+
+
+@pytest.mark.slow
+def test_a_run_learns_for_its_seconds_and_is_evaluated_on_the_way(small):
+    chosen = {"model": small, "dataset": "toy", "algorithm": "grpo", "questions_per_step": 4}
+    figures = train_for(*config_of(chosen), CPU, 2.0, at=(0, 1.0, 2.0), eval_questions=64)
+    seconds = [now for now, *_ in figures["curves"]]
+    # the step that goes beyond ends it
+    assert seconds == sorted(seconds) and seconds[-1] > 2.0 >= seconds[-2]
+    assert figures["questions"] == 4 * figures["steps"] > 8 and 0 < figures["sampling"] < 1
+    moments, completions, accuracies = zip(*figures["held_out"])
+    assert moments == (0, 1.0, 2.0) and 0 < accuracies[0] != accuracies[2]
+    assert 0 == completions[0] < completions[1] < completions[2] == figures["completions"]
 
 
 @pytest.mark.slow

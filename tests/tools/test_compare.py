@@ -72,3 +72,11 @@ def test_runs_are_compared_by_their_test_questions_and_by_the_clock(tmp_path, mo
         assert [line.get_xdata()[-1] for line in accuracy.lines] == ends
         assert [line.get_color() for line in accuracy.lines] == [curves.CPPO, curves.GRPO]
     assert path == Path("new/compared.png")
+
+
+def test_runs_with_answers_to_other_questions_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fake_run("a", [True])
+    fake_run("b", [True], questions="!")
+    with pytest.raises(UserError, match="not answers to the same questions"):
+        main(["a", "b"])
