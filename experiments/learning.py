@@ -69,8 +69,8 @@ METHODS = {  # options of train.py
         "pruning_rate": 0.875, "algorithm": "cppo_published", "keep": "largest_abs"},
     "GRPO, token mean": GRPO | {"algorithm": "cppo_published", "pruning_rate": 0.0},
     "unbiased, P=0.875": CPPO | {"pruning_rate": 0.875, "keep": "unbiased"},
-    "random, token mean": GRPO | {
-        "algorithm": "cppo_published", "pruning_rate": 0.875, "keep": "random"},
+    "random, token mean": CPPO | {
+        "pruning_rate": 0.875, "algorithm": "cppo_published", "keep": "random"},
     "half of each sign, P=0.875": CPPO | {"pruning_rate": 0.875, "keep": HALF},
     "half of each sign, token mean": CPPO | {
         "pruning_rate": 0.875, "algorithm": "cppo_published", "keep": HALF},
@@ -97,6 +97,7 @@ class Size:
     texts: dict = field(default_factory=dict)  # of that: see long_demonstration
     checked: bool = True  # whether the base and the pilot must be as the plan says
     methods: tuple = tuple(METHODS)[:3]  # the first ones
+    plan: Path = PLAN
 
 
 RATES = 3e-5, 1e-4, 3e-4
@@ -122,7 +123,8 @@ SIZES = {
 SIGNS = ("GRPO", "CPPO, P=0.875", "token mean, P=0.875", "random, P=0.875",
          "random, token mean", "unbiased, P=0.875",
          "half of each sign, P=0.875", "half of each sign, token mean")
-SIZES |= {f"{name}_signs": replace(SIZES[name], methods=SIGNS) for name in ("cpu", "careless")}
+SIZES |= {f"{name}_signs": replace(SIZES[name], methods=SIGNS, plan=PLAN_OF_SIGNS)
+          for name in ("cpu", "careless")}
 
 
 @dataclass
@@ -240,7 +242,7 @@ def page(result):
     others = [row for row in rows if row["name"] in BESIDE]
     target = result["target"]
     text = heading("What is learned in a second of the device", result)
-    plan = PLAN_OF_SIGNS if result["study"].endswith("signs") else PLAN
+    plan = SIZES[result["study"].removeprefix("learning_")].plan
     text += f"\nCommit {result['commit']}, {result['device']}.\n\n" + plan.read_text("utf-8")
     shown = []
     for row in rows:

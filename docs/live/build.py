@@ -24,8 +24,9 @@ def weights():
     code = (DOCS / "live/model.js").read_text()
     *layer, first, last = re.findall(r'\["([\w.]+)", \[', code)
     layers = [f"model.layers.{i}.{name}" for i in range(2) for name in layer]
-    of = load_file(BASE)
-    flat = b"".join(of[name].half().numpy().tobytes() for name in [first, *layers, last])
+    names, of = [first, *layers, last], load_file(BASE)
+    assert sorted(names) == sorted(of), "model.js names other tensors than the base model has"
+    flat = b"".join(of[name].half().numpy().astype("<f2").tobytes() for name in names)
     return textwrap.fill(base64.b64encode(flat).decode(), 100)
 
 

@@ -226,9 +226,10 @@ def findings_of_length(m, options, texts):
     change = "Correct a reward or advantages that pay for short answers, or lower --lr."
     what, least = "The length collapses.", 0.5
     # docs/pruning.md: CPPO's runs that end below their base have .06 to .31
-    negative, prunes = m["kept_negative"], options.get("pruning_rate")
-    signed = prunes and options.get("keep") not in ("random", "unbiased")
-    if signed and negative.count and negative.end <= 0.31:
+    negative = m["kept_negative"]
+    keeps_both_signs = options.get("keep") in ("random", "unbiased")
+    prunes_by_size = options.get("pruning_rate") and not keeps_both_signs
+    if prunes_by_size and negative.count and negative.end <= 0.31:
         change = ("Take --keep random or --keep unbiased, which keep both signs; or correct what "
                   "else pays for short answers.")
         what = ("The length collapses, and little that is kept has A < 0: the baseline is pruned "

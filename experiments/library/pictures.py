@@ -20,8 +20,9 @@ from experiments.library.study import RESULTS, draw
 
 STORED = Path(__file__).parents[1] / "results"
 STUDIES = {reproduce.stem_of(name): reproduce for name in reproduce.TABLES}
-STUDIES |= {f"learning_{size}": learning for size in ("cpu", "careless", "cpu_signs")}
-STUDIES |= {"learning_careless_signs": learning, "pruned_baseline": noise}
+for size in ("cpu", "careless", "cpu_signs", "careless_signs"):
+    STUDIES[f"learning_{size}"] = learning
+STUDIES["pruned_baseline"] = noise
 
 
 @dataclass
